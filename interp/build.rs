@@ -1,5 +1,6 @@
-//! Detects builds in which calls in tail position are not turned into jumps, or memory accesses must
-//! be visible to a sanitizer.
+//! Detects builds without tail-call optimization, and builds for a sanitizer.
+//!
+//! The former need a dispatch loop, the latter memory accesses that the sanitizer can observe.
 
 fn main() {
     println!("cargo::rustc-check-cfg=cfg(hindsight_trampoline)");

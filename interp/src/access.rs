@@ -9,8 +9,9 @@ use crate::width::Width;
 use hindsight_cpu::uarch::CacheAccess;
 use std::sync::{Arc, PoisonError};
 
-/// The pieces of an access that lie in one page each: guest-physical address and length. The second
-/// one is empty if the access does not cross a page.
+/// The parts of an access within each page: guest-physical address and length.
+///
+/// The second one is empty if the access does not cross a page.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pieces(pub(crate) [(u64, usize); 2]);
 
@@ -35,7 +36,7 @@ impl Core {
         }
     }
 
-    /// A value to be read and written whose page is in the TLB.
+    /// Returns a value to read and write, if its page is in the TLB.
     #[inline(always)]
     pub(crate) fn fast_modify<T: Width>(&self, lin: u64) -> Option<GuestMut<'_, T>> {
         self.mmu.writes.find(lin, self.mmu.fast())
@@ -52,7 +53,7 @@ impl Core {
         self.mmu.writes.find::<u64>(lin, self.mmu.ds()).is_some()
     }
 
-    /// Writes words to the DS save area, if their page is in the TLB; false if it is not.
+    /// Writes words to the DS save area, if the TLB has their page; else returns false.
     #[inline(always)]
     pub(crate) fn ds_fast_write(&self, lin: u64, words: &[u64]) -> bool {
         let len = size_of_val(words);
@@ -83,8 +84,9 @@ impl Core {
         }
     }
 
-    /// Reads as the processor itself does, with supervisor rights. No breakpoint of the guest is met
-    /// (rule OP-04).
+    /// Reads as the processor itself does, with supervisor rights.
+    ///
+    /// The access triggers no breakpoint of the guest (rule OP-04).
     pub(crate) fn read_sys<T: Width>(&mut self, lin: u64) -> Result<T, Fault> {
         let hits = self.debug.hits();
         let result = self.read_slow(lin, TlbSet::Supervisor);
@@ -92,8 +94,9 @@ impl Core {
         result
     }
 
-    /// Writes as the processor itself does, with supervisor rights. No breakpoint of the guest is met
-    /// (rule OP-04).
+    /// Writes as the processor itself does, with supervisor rights.
+    ///
+    /// The access triggers no breakpoint of the guest (rule OP-04).
     pub(crate) fn write_sys<T: Width>(&mut self, lin: u64, v: T) -> Result<(), Fault> {
         let hits = self.debug.hits();
         let result = self.write_slow(lin, v, TlbSet::Supervisor);
@@ -101,7 +104,7 @@ impl Core {
         result
     }
 
-    /// The rights of accesses that the processor makes for a handler or procedure at a privilege level.
+    /// Returns the rights of accesses that the processor makes for code at `cpl`.
     fn rights_at(&self, cpl: u8) -> TlbSet {
         if cpl == 3 {
             self.mmu.rights()
@@ -168,7 +171,7 @@ impl Core {
         self.write_bytes_as(lin, data, self.mmu.rights())
     }
 
-    /// Bytes whose page is in the TLB for writes.
+    /// Returns bytes to write, if their page is in the TLB for writes.
     fn find_writable(&self, lin: u64, len: usize) -> Option<GuestBytesMut<'_>> {
         if !(1..=4096).contains(&len) {
             return None;
@@ -214,14 +217,15 @@ impl Core {
         Ok(())
     }
 
-    /// Raises what a read of these bytes would raise, and has no other effect. Returns the
-    /// guest-physical address of the first one.
+    /// Raises the fault that a read of these bytes would raise; has no other effect.
+    ///
+    /// Returns the guest-physical address of the first byte.
     pub(crate) fn probe_read(&mut self, lin: u64, len: usize) -> Result<u64, Fault> {
         let pieces = self.pieces(lin, len, AccessKind::Read, self.mmu.rights())?;
         Ok(pieces.0[0].0)
     }
 
-    /// Raises what a write of these bytes would raise, and has no other effect.
+    /// Raises the fault that a write of these bytes would raise; has no other effect.
     pub(crate) fn probe_write(&mut self, lin: u64, len: usize) -> Result<(), Fault> {
         if self.find_writable(lin, len).is_some() {
             return Ok(());
@@ -236,8 +240,10 @@ impl Core {
             .map(|_| ())
     }
 
-    /// Raises #AC if alignment is checked and `lin` is no multiple of `alignment`. For operands whose
-    /// size is no power of two; [`Core::pieces`] checks the others up to 8 bytes.
+    /// Raises #AC if alignment is checked and `lin` is not a multiple of `alignment`.
+    ///
+    /// For operands whose size is not a power of two; [`Core::pieces`] checks the others up to 8
+    /// bytes.
     pub(crate) fn check_alignment(&self, lin: u64, alignment: usize) -> Result<(), Fault> {
         let checked = self.mmu.rights() == TlbSet::UserAligned;
         if checked && !lin.is_multiple_of(alignment as u64) {
@@ -294,7 +300,7 @@ impl Core {
         self.put_phys(gpa, data);
     }
 
-    /// Like [`Core::read_phys`], without asking for conflicts with transactions.
+    /// Like [`Core::read_phys`], without a check for conflicts with transactions.
     pub(crate) fn get_phys(&mut self, gpa: u64, data: &mut [u8]) {
         if data.is_empty() {
             return;
@@ -310,7 +316,7 @@ impl Core {
         self.exit.requested = true;
     }
 
-    /// Like [`Core::write_phys`], without asking for conflicts with transactions.
+    /// Like [`Core::write_phys`], without a check for conflicts with transactions.
     pub(crate) fn put_phys(&mut self, gpa: u64, data: &[u8]) {
         if data.is_empty() {
             return;
@@ -333,7 +339,7 @@ impl Core {
         self.exit.requested = true;
     }
 
-    /// Follows a store of this processor to a page with these code marks.
+    /// Handles a store of this processor to a page with these code marks.
     pub(crate) fn wrote_code_page(&mut self, gpa: u64, len: usize, marks: u64) {
         match self.code.covers(gpa, len) {
             Some(true) => {
@@ -354,13 +360,15 @@ impl Core {
         self.memory.unmark_code(gpa);
     }
 
-    /// Makes the next instruction see code that other processors wrote: for serializing instructions
-    /// that do not leave the block otherwise. SDM Vol. 3A, "Serializing Instructions".
+    /// Makes code that other processors wrote visible to the next instruction.
+    ///
+    /// For serializing instructions that do not leave the block otherwise. SDM Vol. 3A,
+    /// "Serializing Instructions".
     pub(crate) fn serialize(&mut self) {
         self.exit.requested |= self.memory.has_code_changes();
     }
 
-    /// Follows what other processors and devices did to code pages.
+    /// Applies changes that other processors and devices made to code pages.
     pub(crate) fn follow_code_changes(&mut self) {
         let Some(changes) = self.memory.take_code_changes() else {
             return;
@@ -387,8 +395,9 @@ impl Core {
 
 /// Read-modify-write accesses.
 impl Core {
-    /// Replaces a value `v` by `f(v)`, which is written even if it is the same, and returns `v`.
-    /// With `lock` the whole is atomic.
+    /// Replaces a value `v` by `f(v)`, and returns `v`; with `lock`, atomically.
+    ///
+    /// `f(v)` is written even if it equals `v`.
     pub(crate) fn modify<T: Width>(
         &mut self,
         lin: u64,
@@ -423,7 +432,7 @@ impl Core {
         Ok(old)
     }
 
-    /// Whether the TLB for writes says that a value can be written.
+    /// Whether the page of a value is in the TLB for writes.
     fn can_modify<T: Width>(&self, lin: u64) -> bool {
         let writes = &self.mmu.writes;
         writes.find::<T>(lin, self.mmu.locked()).is_some()
@@ -432,8 +441,9 @@ impl Core {
                 && writes.find_watched::<T>(lin, self.mmu.rights()).is_some()
     }
 
-    /// CMPXCHG16B on an aligned address: stores `new` if the pair is `expected`, and returns the old
-    /// pair. The caller holds the lock of split accesses.
+    /// CMPXCHG16B on an aligned address: stores `new` if the pair equals `expected`.
+    ///
+    /// Returns the old pair. The caller holds the lock of split accesses.
     pub(crate) fn modify_pair(
         &mut self,
         lin: u64,
@@ -464,7 +474,7 @@ impl Core {
     }
 }
 
-/// The halves of 16 bytes.
+/// Returns the low and the high half of 16 bytes.
 #[expect(clippy::cast_possible_truncation, reason = "halves")]
 pub(crate) fn split_pair(pair: u128) -> (u64, u64) {
     (pair as u64, (pair >> 64) as u64)

@@ -1,4 +1,4 @@
-//! What happens between two instructions: traps, NMIs, interrupts, SMIs, halts.
+//! Delivers events between two instructions: traps, NMIs, interrupts, SMIs, halts.
 
 use crate::core::Core;
 use crate::events::{EventSource, GuestEvent, Shutdown};
@@ -8,17 +8,17 @@ use hindsight_cpu::state::{Activity, PendingException};
 use hindsight_regs::rflags::Rflags;
 use hindsight_regs::vector::Vector;
 
-/// The result of a part of a run: an exit, or nothing that ends the run.
+/// The result of a part of a run: an exit, or `None` if the run continues.
 pub(crate) type RunResult = Result<Option<Exit>, Shutdown>;
 
 impl Core {
-    /// The exit of a processor that shuts down.
+    /// Shuts the processor down, and returns the exit.
     pub(crate) fn shut_down(&mut self) -> Exit {
         self.state.activity = Activity::Shutdown;
         Exit::Shutdown
     }
 
-    /// The exit for the debugger's condition that was met, if any.
+    /// Returns the exit for the debugger's condition that was met, if any.
     pub(crate) fn take_stop(&mut self) -> Option<Exit> {
         self.debug.stops.take_hit().map(Exit::Stop)
     }
@@ -42,7 +42,7 @@ impl Core {
         })
     }
 
-    /// Delivers what is pending between two instructions.
+    /// Delivers all events that are pending between two instructions.
     pub(crate) fn boundary(&mut self) -> RunResult {
         self.poll_transaction();
         self.poll_counters();

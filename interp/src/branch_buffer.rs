@@ -1,9 +1,9 @@
-//! Branches on their way to the platform and into the BTS buffer.
+//! Buffers branches for the platform, and stores them in the BTS buffer.
 //!
-//! Branches go into a buffer. [`BranchBuffer::push`] makes one comparison, with the count at which
-//! the branch handlers must call `Core::handle_due_branches`: after every branch while BTS is on,
-//! because the guest may read its records with the next instruction; otherwise when the platform
-//! asked for a report, or the buffer is full.
+//! [`BranchBuffer::push`] compares the number of buffered branches with a limit, at which the
+//! branch handlers must call `Core::handle_due_branches`. With BTS on, the limit is reached after
+//! every branch, because the guest may read its records with the next instruction. Otherwise it is
+//! reached when the platform has requested a report, or when the buffer is full.
 
 #![expect(
     unsafe_code,
@@ -15,7 +15,7 @@ use crate::platform::{Branch, BranchClass, Observe};
 use hindsight_cpu::branch::bts::{self, BtsFastPath};
 use std::mem::offset_of;
 
-/// Branches in the buffer at most, a power of two: few enough to stay in the first-level cache.
+/// Capacity of the buffer, a power of two: few enough branches for the L1 cache.
 const CAPACITY: usize = 256;
 
 /// The bit offset of a field in the word that follows the addresses.
@@ -43,22 +43,24 @@ const NO_BRANCH: Branch = Branch {
     mispredicted: false,
 };
 
-/// Where the next BTS records go, as long as the TLB for writes forgets no page.
+/// Where to store the next BTS records.
+///
+/// Valid until the TLB for writes evicts a page.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct BtsTarget {
-    /// [`Tlb::epoch`](crate::mmu::Tlb::epoch) when it was found; 0 for no target.
+    /// [`Tlb::epoch`](crate::mmu::Tlb::epoch) for which it is valid; 0 for no target.
     pub(crate) epoch: u64,
-    /// Host address of the BTS fields of the DS management area, all four of which are writable.
+    /// Host address of the four writable BTS fields of the DS management area.
     pub(crate) area: u64,
     /// Linear address of the page of the BTS buffer.
     pub(crate) page: u64,
-    /// What to add to a linear address in the page to get the host address.
+    /// The difference between the host address and the linear address of the page.
     pub(crate) add: u64,
-    /// Which records need nothing but to be stored.
+    /// Which records only have to be stored.
     pub(crate) fast_path: BtsFastPath,
 }
 
-/// Branches that the platform has not been given yet.
+/// Branches that have not been reported to the platform.
 ///
 /// Invariant: at most [`CAPACITY`] branches are in the buffer.
 #[derive(Debug)]
@@ -66,17 +68,17 @@ pub(crate) struct BranchBuffer {
     observe: Observe,
     bts_target: BtsTarget,
     buffer: [Branch; CAPACITY],
-    /// Branches in the buffer.
+    /// Number of branches in the buffer.
     count: usize,
-    /// Count at which a branch must be handled at once.
+    /// Number of branches at which the handlers must call `Core::handle_due_branches`.
     due: usize,
-    /// Count at which branches must be reported.
+    /// Number of branches at which they must be reported.
     full: usize,
-    /// Branches that left the buffer.
+    /// Number of branches that were reported.
     reported: u64,
-    /// Branches so far that were not taken.
+    /// Number of recorded branches that were not taken.
     not_taken: u64,
-    /// The privilege level, where the last word of a near branch has it, twice.
+    /// The privilege level, in both of its fields of a near branch's last word.
     levels: u64,
 }
 
@@ -106,20 +108,20 @@ impl BranchBuffer {
         self.observe.needs_branches()
     }
 
-    /// Updates the buffer for what the platform now requests.
+    /// Sets what the platform requests, and updates the buffer accordingly.
     pub(crate) fn set_observe(&mut self, observe: Observe) {
         self.observe = observe;
         self.forget_bts_target();
         self.schedule();
     }
 
-    /// Sets the privilege level of the near branches from now on.
+    /// Sets the privilege level of near branches that are added from now on.
     pub(crate) fn set_cpl(&mut self, cpl: u8) {
         debug_assert!(cpl < 4);
         self.levels = u64::from(cpl) * (1 << CPL | 1 << TO_CPL);
     }
 
-    /// Sets at which branch the handlers must act.
+    /// Sets the numbers of branches at which the handlers must act and report.
     fn schedule(&mut self) {
         self.full = match self.observe.every as usize {
             0 => CAPACITY,
@@ -132,12 +134,14 @@ impl BranchBuffer {
         };
     }
 
-    /// Forgets where BTS records go: the level, the mode, or who observes branches may have changed.
+    /// Invalidates the BTS target.
+    ///
+    /// Called when the privilege level, the mode, or who observes branches may have changed.
     pub(crate) fn forget_bts_target(&mut self) {
         self.bts_target = BtsTarget::default();
     }
 
-    /// Sets where BTS records go.
+    /// Sets the BTS target.
     ///
     /// # Safety
     /// While the TLB for writes has the epoch of the target, the addresses of the target must be
@@ -147,7 +151,9 @@ impl BranchBuffer {
         self.bts_target = target;
     }
 
-    /// Adds a near branch at the current privilege level. `true`: it must be handled at once.
+    /// Adds a near branch at the current privilege level.
+    ///
+    /// Returns true if the branch must be handled before the next instruction.
     #[inline(always)]
     pub(crate) fn push(&mut self, from: u64, to: u64, class: BranchClass, stamp: u32) -> bool {
         let rest = u64::from(stamp) | (class as u64) << CLASS | self.levels;
@@ -174,9 +180,12 @@ impl BranchBuffer {
         self.count += 1;
     }
 
-    /// Stores the BTS record of a near branch of 64-bit code on the fast path: right after the
-    /// previous record, when no page, wrap or threshold is reached and nothing else requires the
-    /// branch. `false`: nothing was stored.
+    /// Stores the BTS record of a near branch of 64-bit code on the fast path.
+    ///
+    /// Returns false and stores nothing if the fast path does not apply.
+    ///
+    /// It applies if the record directly follows the previous one, reaches no page end, wrap or
+    /// threshold, and nothing else requires the branch.
     #[inline(always)]
     pub(crate) fn store_near(&mut self, from: u64, to: u64, write_epoch: u64) -> bool {
         let target = &self.bts_target;
@@ -205,12 +214,12 @@ impl BranchBuffer {
         true
     }
 
-    /// Whether branches are observed only by being put into this buffer, if at all.
+    /// Whether adding branches to this buffer is all that their observers need.
     pub(crate) fn only_buffers(&self) -> bool {
         self.observe.bts.is_none()
     }
 
-    /// The addresses of the next free entry, and of the one at which a branch must be handled.
+    /// Returns the addresses of the next free entry and of the limit.
     pub(crate) fn entries(&mut self) -> (usize, usize) {
         debug_assert!(self.count < CAPACITY && self.due <= CAPACITY);
         let start = self.buffer.as_mut_ptr().expose_provenance();
@@ -218,7 +227,7 @@ impl BranchBuffer {
         (at(self.count), at(self.due))
     }
 
-    /// Follows branches that were added up to the entry at this address.
+    /// Counts branches that translated code has added, up to an entry's address.
     pub(crate) fn added_up_to(&mut self, next: usize) {
         let bytes = next.wrapping_sub(self.buffer.as_ptr().expose_provenance());
         let count = bytes / size_of::<Branch>();
@@ -233,19 +242,21 @@ impl BranchBuffer {
         self.count = count;
     }
 
-    /// The last word of a branch of a class at the current privilege level, without its time stamp.
+    /// Returns the last word of a branch of a class, without its time stamp.
+    ///
+    /// It is for a branch at the current privilege level.
     pub(crate) fn last_word(&self, class: BranchClass) -> u32 {
         let word = (class as u64) << CLASS | self.levels;
         u32::try_from(word >> 32).unwrap_or(0)
     }
 
-    /// Branches in the buffer.
+    /// Returns the number of branches in the buffer.
     #[cfg(test)]
     fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether nothing more fits.
+    /// Whether the buffer is full.
     pub(crate) fn is_full(&self) -> bool {
         self.count >= CAPACITY
     }
@@ -255,13 +266,14 @@ impl BranchBuffer {
         self.count >= self.full
     }
 
-    /// The branch added last, if it was not reported yet.
+    /// Returns the branch that was added last, if it was not reported yet.
     pub(crate) fn last(&self) -> Option<&Branch> {
         self.buffer.get(self.count.checked_sub(1)?)
     }
 
-    /// After a branch was handled: drops it if the platform requests no branches. Returns whether
-    /// another one fits before a report is due.
+    /// Drops a branch that was handled, unless the platform requests branches.
+    ///
+    /// Returns whether another branch fits before a report is due.
     pub(crate) fn keep_handled(&mut self) -> bool {
         if !self.observe.branches {
             self.reported = self.reported.wrapping_add(self.count as u64);
@@ -272,8 +284,9 @@ impl BranchBuffer {
         self.count < self.full
     }
 
-    /// Empties the buffer. The branches stay readable in [`BranchBuffer::emptied`]; returns how many
-    /// there are.
+    /// Empties the buffer, and returns how many branches it had.
+    ///
+    /// They stay readable in [`BranchBuffer::emptied`].
     pub(crate) fn empty(&mut self) -> usize {
         debug_assert!(self.count <= CAPACITY);
         let count = std::mem::take(&mut self.count).min(CAPACITY);
@@ -284,12 +297,12 @@ impl BranchBuffer {
         count
     }
 
-    /// The `count` branches that [`BranchBuffer::empty`] took out.
+    /// Returns the `count` branches that [`BranchBuffer::empty`] removed.
     pub(crate) fn emptied(&mut self, count: usize) -> &mut [Branch] {
         &mut self.buffer[..count]
     }
 
-    /// How many branches were taken while branches were recorded, modulo 2^64.
+    /// Returns how many taken branches were recorded, modulo 2^64.
     pub(crate) fn taken(&self) -> u64 {
         let all = self.reported.wrapping_add(self.count as u64);
         all.wrapping_sub(self.not_taken)

@@ -15,7 +15,7 @@ use hindsight_cpu::branch::bts::{self, BtsFastPath, BtsOutcome};
 /// Bytes of the BTS fields at the start of the DS management area.
 const BTS_FIELDS: usize = 32;
 
-/// Where a far branch or an event comes from: RIP, base of CS, and CPL.
+/// The source of a far branch or an event: RIP, base of CS, and CPL.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BranchSource {
     pub(crate) rip: u64,
@@ -24,7 +24,7 @@ pub(crate) struct BranchSource {
 }
 
 impl Core {
-    /// Asks the platform what to report, and follows.
+    /// Queries the platform for what to report, and applies that.
     pub(crate) fn update_observe(&mut self) {
         let observe = self.platform().observe();
         if observe != *self.branches.observe() {
@@ -44,21 +44,27 @@ impl Core {
         }
     }
 
-    /// Adds a near branch to the buffer. `true`: [`Core::handle_due_branches`] must be called.
+    /// Adds a near branch to the buffer.
+    ///
+    /// Returns true if the caller must call [`Core::handle_due_branches`].
     #[inline(always)]
     fn push_branch(&mut self, from: u64, to: u64, class: BranchClass) -> bool {
         let stamp = self.progress.branch_stamp();
         self.branches.push(from, to, class, stamp)
     }
 
-    /// Records a near branch of 64-bit code. `true`: [`Core::handle_due_branches`] must be called.
+    /// Records a near branch of 64-bit code.
+    ///
+    /// Returns true if the caller must call [`Core::handle_due_branches`].
     #[inline(always)]
     pub(crate) fn record_near(&mut self, from: u64, to: u64, class: BranchClass) -> bool {
         let epoch = self.mmu.writes.epoch();
         !self.branches.store_near(from, to, epoch) && self.push_branch(from, to, class)
     }
 
-    /// Records a near branch in a handler that checks [`ExitState::requested`](crate::exit::ExitState).
+    /// Records a near branch in a handler.
+    ///
+    /// The handler must check [`ExitState::requested`](crate::exit::ExitState) afterwards.
     pub(crate) fn record_branch(&mut self, from: u64, to: u64, class: BranchClass) {
         if self.branches.records()
             && self.push_branch(from, to, class)
@@ -68,7 +74,9 @@ impl Core {
         }
     }
 
-    /// Records a conditional branch that was not taken. `true`: the block must be left.
+    /// Records a conditional branch that was not taken.
+    ///
+    /// Returns true if the block must be left.
     #[cold]
     #[inline(never)]
     pub(crate) fn record_not_taken(&mut self, from: u64, to: u64) -> bool {
@@ -91,7 +99,9 @@ impl Core {
         }
     }
 
-    /// Records a far branch or an event that is complete. A boundary follows.
+    /// Records a far branch or an event that is complete.
+    ///
+    /// The caller must end the block, so that a boundary follows.
     pub(crate) fn record_far(&mut self, from: BranchSource, to: u64, class: BranchClass) {
         if !self.branches.records() {
             return;
@@ -118,8 +128,9 @@ impl Core {
         self.branches.keep_handled();
     }
 
-    /// Handles the branch added last, which is due: stores its BTS record. Returns whether the
-    /// block must be left before the next instruction.
+    /// Handles the branch that was added last: stores its BTS record.
+    ///
+    /// Returns whether the block must be left before the next instruction.
     #[inline(never)]
     pub(crate) fn handle_due_branches(&mut self) -> bool {
         let Some(how) = self.branches.observe().bts else {
@@ -153,9 +164,10 @@ impl Core {
         stored == BtsOutcome::AtThreshold && self.request_pmi()
     }
 
-    /// After a BTS record: finds where the next ones go for [`BranchBuffer::store_near`], which
-    /// serves 64-bit code, whose segments have no base, at a level whose branches are stored, while
-    /// nothing else observes them.
+    /// Sets the BTS target for the next records, if the fast path can apply.
+    ///
+    /// [`BranchBuffer::store_near`] serves only 64-bit code, whose segments have no base, at a
+    /// privilege level whose branches are stored, while nothing else observes them.
     ///
     /// [`BranchBuffer::store_near`]: crate::branch_buffer::BranchBuffer::store_near
     fn find_bts_target(&mut self, how: &BtsConfig) {
@@ -184,8 +196,8 @@ impl Core {
                 add: bytes.host().wrapping_sub(page),
                 fast_path: BtsFastPath::new(how.interrupt),
             };
-            // SAFETY: the TLB for writes has all of the fields and the page now, and forgets a page
-            // only with a new epoch.
+            // SAFETY: the TLB for writes contains the page and all of the fields now, and evicts a
+            // page only with a new epoch.
             unsafe { self.branches.set_bts_target(target) };
         }
     }
@@ -193,7 +205,7 @@ impl Core {
     /// Requests the interrupt of a BTS buffer that has reached its threshold.
     #[cold]
     fn request_pmi(&mut self) -> bool {
-        // What the request freezes must include this branch.
+        // The interrupt may freeze LBRs and counters, which must include this branch.
         self.report_branches();
         self.platform().request_pmi();
         self.update_observe();

@@ -27,15 +27,15 @@ use std::sync::Arc;
 
 /// An operation of this processor.
 pub(crate) type Op = crate::code::Op<Core>;
-/// An operation that another one follows in its block.
+/// An operation that is not the last of its block.
 pub(crate) type InnerOp<'b> = crate::code::InnerOp<'b, Core>;
 /// The last operation of a block.
 pub(crate) type LastOp<'b> = crate::code::LastOp<'b, Core>;
-/// What a handler returns.
+/// The result of a handler.
 pub(crate) type Next = crate::code::Next<Core>;
 /// How an operation is executed.
 pub(crate) type Handler = crate::code::Handler<Core>;
-/// Executes an operation that another one follows.
+/// Executes an operation that is not the last of its block.
 pub(crate) type InnerHandler = crate::code::InnerHandler<Core>;
 /// Executes the last operation of a block.
 pub(crate) type LastHandler = crate::code::LastHandler<Core>;
@@ -47,9 +47,9 @@ pub(crate) type LastHandler = crate::code::LastHandler<Core>;
 pub(crate) struct Core {
     /// General registers, RIP, RFLAGS.
     pub(crate) regs: Registers,
-    /// Budget and counts of the slice that runs.
+    /// Budget and counts of the current slice.
     pub(crate) progress: Progress,
-    /// CPL, code size and what else follows from the segment and control registers.
+    /// CPL, code size and other state derived from the segment and control registers.
     pub(crate) mode: ExecutionMode,
     /// Why and how the dispatch loop is left.
     pub(crate) exit: ExitState,
@@ -57,33 +57,35 @@ pub(crate) struct Core {
     pub(crate) mmu: Mmu,
     /// Decoded blocks.
     pub(crate) code: CodeCache<Self>,
-    /// How often a block is entered before it is translated.
+    /// The number of times that a block is entered before it is translated.
     pub(crate) hot_after: u64,
     /// Translated code.
     pub(crate) jit: Jit,
-    /// Branches on their way to the platform.
+    /// Branches that have not been reported to the platform.
     pub(crate) branches: BranchBuffer,
-    /// What performance counters need beyond retired instructions.
+    /// Data for performance counters, besides retired instructions.
     pub(crate) counters: Counters,
     /// Breakpoints and traps.
     pub(crate) debug: DebugState,
     /// The processor's transaction.
     pub(crate) transaction: Transaction,
-    /// A processor of the machine has a transaction open: every access is checked for conflicts.
+    /// Whether a transaction is open: every access is then checked for conflicts.
     pub(crate) checks_conflicts: bool,
-    /// Everything that no other part has; the other parts overrule it while the guest runs.
+    /// The rest of the architectural state.
+    ///
+    /// While the guest runs, the other parts take precedence over it.
     pub(crate) state: CpuState,
     /// Vector and x87 registers.
     pub(crate) vec: Box<Vectors>,
-    /// FERR# may be asserted.
+    /// Whether FERR# may be asserted.
     pub(crate) ferr: bool,
-    /// Code that executes instructions on the host.
+    /// Thunks, which execute instructions on the host.
     pub(crate) thunks: Thunks,
-    /// Instruction-set extensions that CPUID shows.
+    /// Instruction-set extensions that CPUID reports.
     pub(crate) features: Features,
-    /// No result may depend on the host's processor: see [`crate::portable`].
+    /// Whether results must be the same on every host: see [`crate::portable`].
     pub(crate) portable: bool,
-    /// Transcendental functions in software.
+    /// Transcendental functions in software, if results must be portable.
     pub(crate) functions: Option<Functions>,
     /// Guest memory.
     pub(crate) memory: MemoryHandle,
@@ -99,7 +101,7 @@ impl std::fmt::Debug for Core {
 }
 
 impl Core {
-    /// A processor in its state after RESET.
+    /// Creates a processor in its state after RESET.
     pub(crate) fn new(memory: Arc<Memory>) -> Self {
         let mut core = Self {
             regs: Registers::new(),
@@ -160,7 +162,7 @@ impl Core {
         }
     }
 
-    /// Brings registers, RIP and RFLAGS of [`Core::state`] up to date.
+    /// Updates registers, RIP and RFLAGS of [`Core::state`].
     fn sync_state(&mut self) {
         self.state.gpr.copy_from_slice(self.regs.general());
         self.state.rip = self.regs.rip;
@@ -192,7 +194,7 @@ impl Core {
         self.state.seg[seg::CS]
     }
 
-    /// Follows changes of CS, SS, the bases of other segments, CR0, EFER, CPL and RFLAGS.VM.
+    /// Updates the mode after a change of CS, SS, segment bases, CR0, EFER, CPL or VM.
     pub(crate) fn update_mode(&mut self) {
         self.mode.update(&self.state, self.regs.v86());
         for i in 0..6 {
@@ -204,7 +206,9 @@ impl Core {
         self.update_context();
     }
 
-    /// Follows changes of CPL, RFLAGS.AC, CR0.AM, CR4.SMAP, and of what observes accesses.
+    /// Updates the access rights after a change of CPL, RFLAGS.AC, CR0.AM or CR4.SMAP.
+    ///
+    /// Also called when what observes accesses has changed.
     pub(crate) fn update_rights(&mut self) {
         let ac = self.regs.flag(Rflags::AC);
         let cpl = self.mode.cpl();
@@ -221,15 +225,15 @@ impl Core {
         self.branches.forget_bts_target();
     }
 
-    /// Follows changes of what decides how code is decoded: see [`Core::block_key`].
+    /// Updates the context of the jump cache after a change of [`Core::block_key`].
     pub(crate) fn update_context(&mut self) {
         let user = self.mode.cpl() == 3;
         self.code.set_context(self.block_key(), user);
     }
 
-    /// What decides how code is decoded, besides its bytes; bit 6 is free.
+    /// Returns the state that determines how code is decoded; bit 6 is free.
     pub(crate) fn block_key(&self) -> u8 {
-        // Code sizes are 2, 4 and 8: a second bit beside that of 4 makes a fourth mode.
+        // Code sizes are 2, 4 and 8. Another bit beside that of 4 marks the flat 32-bit mode.
         let code = self.mode.code_size() | u8::from(self.mode.is_flat_32bit()) << 3;
         u8::from(self.in_transaction())
             | code
@@ -242,13 +246,13 @@ impl Core {
         !self.mode.is_64bit() && self.cs().limit != u32::MAX
     }
 
-    /// Forgets all translations.
+    /// Flushes all translations from the TLBs.
     pub(crate) fn flush_tlb(&mut self) {
         self.mmu.flush();
         self.new_code_context();
     }
 
-    /// Forgets the translations that a load of CR3 invalidates: all but those of global pages.
+    /// Flushes the translations that a load of CR3 invalidates: all but global ones.
     pub(crate) fn flush_local_tlb(&mut self) {
         self.mmu.flush_locals();
         self.new_code_context();
@@ -260,7 +264,7 @@ impl Core {
         self.new_code_context();
     }
 
-    /// Forgets which code is at which RIP.
+    /// Invalidates what is known about which code is at which RIP.
     pub(crate) fn new_code_context(&mut self) {
         self.code.new_generation();
         self.update_context();
@@ -286,7 +290,7 @@ impl Core {
         truncate(ea, op.address_size)
     }
 
-    /// RIP of an operation.
+    /// Returns RIP of an operation.
     #[inline(always)]
     pub(crate) fn rip_of(&self, op: &Op) -> u64 {
         self.rip64_of(op) & self.mode.ip_mask()
@@ -344,7 +348,9 @@ impl Core {
         self.leave(ExitReason::Poll)
     }
 
-    /// Leaves the dispatch loop for a boundary, after an operation that ended its block and set RIP.
+    /// Leaves the dispatch loop for a boundary.
+    ///
+    /// For an operation that has ended its block and set RIP.
     pub(crate) fn leave_at_boundary(&mut self) -> Next {
         self.exit.requested = false;
         self.progress.end_operation();
@@ -360,12 +366,12 @@ impl Core {
         PlatformSlot::lend(self, |core| &mut core.platform, platform, f)
     }
 
-    /// The platform, after its clock and counts were advanced.
+    /// Returns the platform, after its clock and counts were advanced.
     pub(crate) fn platform(&mut self) -> &mut dyn Platform {
         self.platform_and_branches().0
     }
 
-    /// The platform, after its clock and counts were advanced, and the branch buffer.
+    /// Returns the platform, after its clock and counts were advanced, and the buffer.
     pub(crate) fn platform_and_branches(&mut self) -> (&mut dyn Platform, &mut BranchBuffer) {
         let counts = RetiredCounts {
             instructions: self.progress.retired(),
@@ -378,12 +384,12 @@ impl Core {
         (platform, &mut self.branches)
     }
 
-    /// The stack pointer, cut to the stack size.
+    /// Returns the stack pointer, truncated to the stack size.
     pub(crate) fn sp(&self) -> u64 {
         self.regs.get(Reg::Rsp) & self.mode.stack_mask()
     }
 
-    /// Sets as much of the stack pointer as the stack size has.
+    /// Sets the low bits of the stack pointer, as many as the stack size has.
     pub(crate) fn set_sp(&mut self, v: u64) {
         self.set_sp_masked(v, self.mode.stack_mask());
     }
@@ -397,9 +403,11 @@ impl Core {
         self.regs.set(Reg::Rsp, rsp);
     }
 
-    /// Whether a virtual interrupt is pending where virtual interrupts are enabled: #GP comes before
-    /// the next instruction. SDM Vol. 3A, "Class 2—Maskable Hardware Interrupt Handling in Virtual-8086
-    /// Mode Using the Virtual Interrupt Mechanism" and "Protected-Mode Virtual Interrupts".
+    /// Whether a pending virtual interrupt raises #GP before the next instruction.
+    ///
+    /// It is pending while virtual interrupts are enabled. SDM Vol. 3A, "Class 2—Maskable Hardware
+    /// Interrupt Handling in Virtual-8086 Mode Using the Virtual Interrupt Mechanism" and
+    /// "Protected-Mode Virtual Interrupts".
     pub(crate) fn has_virtual_interrupt(&self) -> bool {
         let both = Rflags::VIP | Rflags::VIF;
         let extension = if self.regs.v86() { Cr4::VME } else { Cr4::PVI };
@@ -421,7 +429,7 @@ impl Core {
     }
 }
 
-/// The low `size` bytes of a value.
+/// Returns the low `size` bytes of a value.
 pub(crate) fn truncate(v: u64, size: u8) -> u64 {
     match size {
         1 => v & 0xff,

@@ -1,5 +1,7 @@
-//! What performance counters need: retired instructions by ring, the accesses of each instruction,
-//! and which instruction a PEBS record is about.
+//! Collects what performance counters need.
+//!
+//! That is retired instructions by ring, the accesses of each instruction, and the instruction that
+//! a PEBS record describes.
 
 #![expect(
     clippy::cast_possible_truncation,
@@ -20,7 +22,7 @@ pub(crate) struct AbortRecord {
     pub(crate) information: u64,
 }
 
-/// What is collected for the performance counters.
+/// Data that is collected for the performance counters.
 #[derive(Debug)]
 pub(crate) struct Counters {
     /// Instructions retired at CPL 1 to 3 before the current slice.
@@ -29,19 +31,19 @@ pub(crate) struct Counters {
     ring: Ring,
     /// RIP at the start of the slice.
     start: u64,
-    /// RIP of the instruction that retired last, if it was a slice of its own.
+    /// RIP of the instruction that retired last, if it was alone in its slice.
     last: Option<u64>,
-    /// The slice executes RSM, which no record is about: it belongs to system-management mode.
+    /// The slice executes RSM, which no PEBS record describes: it belongs to SMM.
     resumes: bool,
     /// What the platform requests.
     counting: Counting,
-    /// The accesses of the instruction that runs are collected.
+    /// Whether the accesses of the current instruction are collected.
     collecting: bool,
     touches: Vec<Touch>,
     locked: bool,
     /// The transaction that was aborted in this slice.
     aborted: Option<AbortRecord>,
-    /// The line of code that was fetched last: its guest-physical address without the offset.
+    /// Guest-physical address of the cache line of code that was fetched last.
     line: u64,
 }
 
@@ -67,7 +69,9 @@ impl Counters {
         &self.counting
     }
 
-    /// Updates the counters for what the platform now requests. Returns whether [`Counters::counts_accesses`] changed.
+    /// Sets what the platform requests.
+    ///
+    /// Returns whether [`Counters::counts_accesses`] changed.
     pub(crate) fn set_counting(&mut self, counting: Counting) -> bool {
         let before = self.counts_accesses();
         self.counting = counting;
@@ -99,7 +103,9 @@ impl Counters {
         self.ring
     }
 
-    /// Begins a slice at `rip`. Returns how many instructions the counters allow, at least 0.
+    /// Begins a slice at `rip`, and returns how many instructions it may have.
+    ///
+    /// The limit comes from the performance counters; it may be 0.
     pub(crate) fn begin_slice(&mut self, ring: Ring, rip: u64) -> u64 {
         self.ring = ring;
         self.start = rip;
@@ -108,7 +114,7 @@ impl Counters {
         if self.counting.record.is_some() {
             return 1;
         }
-        // The instruction that a PEBS record is about is executed in a slice of its own.
+        // The instruction that a PEBS record describes must be alone in its slice.
         let apart = self.counting.last_alone && left != u64::MAX && left > 1;
         left - u64::from(apart)
     }
@@ -123,7 +129,7 @@ impl Counters {
         }
     }
 
-    /// RIP of the instruction that retired last, if it was a slice of its own.
+    /// Returns RIP of the instruction that retired last, if it was alone in its slice.
     pub(crate) fn last_instruction(&self) -> Option<u64> {
         self.last
     }
@@ -138,12 +144,12 @@ impl Counters {
         self.aborted.take()
     }
 
-    /// Records that the instruction which runs is RSM.
+    /// Records that the current instruction is RSM.
     pub(crate) fn record_rsm(&mut self) {
         self.resumes = true;
     }
 
-    /// Records that the instruction which runs locks the bus.
+    /// Records that the current instruction locks the bus.
     pub(crate) fn record_lock(&mut self) {
         self.locked = true;
     }
@@ -156,12 +162,12 @@ impl Counters {
         self.touches.clear();
     }
 
-    /// Whether the accesses of the instruction that runs are collected.
+    /// Whether the accesses of the current instruction are collected.
     pub(crate) fn collects(&self) -> bool {
         self.collecting
     }
 
-    /// Records the fetch of code at `gpa`; false if it is in the line that was fetched last.
+    /// Records a code fetch at `gpa`; false if the last one was from the same line.
     pub(crate) fn fetch_line(&mut self, gpa: u64) -> bool {
         let line = gpa >> LINE_SHIFT;
         let new = line != self.line;
@@ -188,8 +194,9 @@ impl Counters {
         });
     }
 
-    /// Ends collecting. Returns the accesses if there are any and the instruction counts: it retired,
-    /// or stopped between two iterations.
+    /// Stops collecting, and returns the accesses of the instruction if it counts.
+    ///
+    /// An instruction counts if it retired, or stopped between two iterations.
     pub(crate) fn end_accesses(&mut self, retired: bool, between_iterations: bool) -> Vec<Touch> {
         let collecting = std::mem::take(&mut self.collecting);
         // An empty buffer stays here, with its capacity.
@@ -199,7 +206,7 @@ impl Counters {
         std::mem::take(&mut self.touches)
     }
 
-    /// The accesses in the form in which the platform is given them.
+    /// Returns the accesses in the form that the platform takes.
     pub(crate) fn accesses<'a>(&self, touches: &'a [Touch], retired: bool) -> Accesses<'a> {
         Accesses {
             accesses: touches,
@@ -208,7 +215,7 @@ impl Counters {
         }
     }
 
-    /// Takes accesses off the quota, and keeps their buffer for the next instruction.
+    /// Subtracts accesses from the quota, and keeps their buffer for later use.
     pub(crate) fn spend_accesses(&mut self, used: u64, touches: Vec<Touch>) {
         self.touches = touches;
         if let Some(quota) = &mut self.counting.accesses {

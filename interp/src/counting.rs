@@ -1,5 +1,7 @@
-//! Counting for the performance monitoring unit: how far the counters let the processor run, PEBS
-//! records, and the accesses of each instruction where a model follows them.
+//! Counts for the performance-monitoring unit.
+//!
+//! Determines how far the counters let the processor run, stores PEBS records, and collects the
+//! accesses of each instruction if a model observes them.
 
 use crate::core::Core;
 use crate::fault::{ExitReason, Fault};
@@ -10,8 +12,9 @@ use hindsight_cpu::pmu::pebs::{self, PebsSample};
 use hindsight_cpu::uarch::CacheAccess;
 
 impl Core {
-    /// Begins a slice of at most `most` cycles where `rest` remain, and of no more than the counters
-    /// allow.
+    /// Begins a slice of at most `most` of the `rest` cycles of the run.
+    ///
+    /// The counters may shorten it.
     pub(crate) fn begin_slice(&mut self, rest: i64, most: i64) {
         let ring = Ring::of(self.mode.cpl());
         let allowed = self.counters.begin_slice(ring, self.regs.rip);
@@ -26,7 +29,7 @@ impl Core {
         cycles
     }
 
-    /// Asks the platform how far the counters let the processor run.
+    /// Queries the platform for how far the counters let the processor run.
     pub(crate) fn update_counting(&mut self) {
         let counting = self.platform().counting();
         if self.counters.set_counting(counting) {
@@ -35,10 +38,11 @@ impl Core {
         }
     }
 
-    /// Lets the platform handle counters that are due, and stores a PEBS record that is due. Called at
-    /// instruction boundaries.
+    /// Makes the platform handle counters that are due, and stores a PEBS record.
+    ///
+    /// Called at instruction boundaries.
     pub(crate) fn poll_counters(&mut self) {
-        // Reporting branches empties their buffer.
+        // Read the last branch first: reporting the branches empties their buffer.
         let last = self
             .counters
             .last_instruction()
@@ -51,7 +55,7 @@ impl Core {
         let Some(due) = self.counters.counting().record else {
             return;
         };
-        // A record ends a transaction, and then describes that.
+        // Storing a record aborts a transaction; the record then describes the abort.
         self.abort_if_open(AbortCause::Event);
         match (self.counters.take_abort(), last) {
             (Some(abort), _) => self.store_sample(&due, abort.xbegin, abort.information),
@@ -60,7 +64,7 @@ impl Core {
         }
     }
 
-    /// RIP of the branch recorded last, if nothing retired after it.
+    /// Returns RIP of the last recorded branch, if nothing retired after it.
     fn last_branch(&self) -> Option<u64> {
         let branch = self.branches.last()?;
         let retired = self.progress.retired_before_slice();
@@ -83,8 +87,9 @@ impl Core {
         self.update_observe();
     }
 
-    /// Begins to collect the memory accesses of the instruction at a linear address, if a model uses them.
-    /// The instruction was decoded without a fault.
+    /// Begins to collect the memory accesses of an instruction, if a model uses them.
+    ///
+    /// The instruction at the linear address was decoded without a fault.
     pub(crate) fn begin_accesses(&mut self, lin: u64) {
         if !self.counters.counts_accesses() {
             return;
@@ -98,7 +103,7 @@ impl Core {
         }
     }
 
-    /// After the instruction: reports its accesses.
+    /// Ends collecting, and reports the accesses of the instruction.
     pub(crate) fn end_accesses(&mut self) {
         let retired = self.exit.reason != ExitReason::Fault;
         let between_iterations = self.exit.fault == Fault::BetweenIterations;

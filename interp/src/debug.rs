@@ -18,7 +18,7 @@ use hindsight_regs::vector::Vector;
 const DR7_ENABLES: u64 = 0xff;
 
 impl Core {
-    /// Changes the debug registers by their model.
+    /// Calls `f` with the model of the debug registers, and stores its changes.
     pub(crate) fn change_debug_registers<R>(
         &mut self,
         f: impl FnOnce(&mut DebugRegisters) -> R,
@@ -29,15 +29,16 @@ impl Core {
         result
     }
 
-    /// Follows changes of DR0 to DR7 and of the debugger's watchpoints: pages that are watched leave
-    /// the TLBs.
+    /// Applies a change of DR0 to DR7, or of the debugger's watchpoints.
+    ///
+    /// Pages that are watched are evicted from the TLBs.
     pub(crate) fn update_debug(&mut self) {
         if self.debug.update_watched(&self.state.debug()) {
             self.flush_tlb();
         }
     }
 
-    /// Sets what a debugger outside the guest stops for.
+    /// Sets the stop conditions of a debugger outside the guest.
     pub(crate) fn set_stops(&mut self, stops: &StopConditions) {
         let change = self.debug.stops.set(stops);
         if !change.new_offsets.is_empty() {
@@ -52,8 +53,10 @@ impl Core {
         }
     }
 
-    /// Whether some memory is watched, but none of these bytes, and nothing else must see single
-    /// accesses: no transaction is open, and no model follows them.
+    /// Whether an access misses all watchpoints, and nothing else must observe it.
+    ///
+    /// Some memory is watched, but none of these bytes. No transaction is open, and no model
+    /// observes single accesses.
     pub(crate) fn misses_watchpoints(&self, lin: u64, len: u64, write: bool) -> bool {
         self.debug.misses_watched(lin, len, write)
             && !self.counters.counts_accesses()
@@ -72,7 +75,9 @@ impl Core {
         }
     }
 
-    /// Records the guest's I/O breakpoints that a port access has met. The block is left after it.
+    /// Records the guest's I/O breakpoints that a port access has met.
+    ///
+    /// The caller leaves the block after the access.
     pub(crate) fn check_port_breakpoints(&mut self, port: u16, len: u64) {
         let hits = self.state.debug().io_hits(port, len, self.cr4(Cr4::DE));
         self.debug.record_hits(hits);
@@ -83,9 +88,9 @@ impl Core {
         self.state.dr7 & DR7_ENABLES != 0 && self.state.debug().has_enabled(&[Condition::Execute])
     }
 
-    /// DR6 bits of the guest's instruction breakpoints at a linear address.
+    /// Returns the DR6 bits of the instruction breakpoints at a linear address.
     pub(crate) fn exec_breakpoints_at(&self, lin: u64) -> u64 {
-        // Called before every single step; mostly none is enabled.
+        // This is called before every single step, mostly without an enabled breakpoint.
         if self.state.dr7 & DR7_ENABLES == 0 {
             return 0;
         }
@@ -115,7 +120,7 @@ impl Core {
         self.deliver(GuestEvent::exception(Vector::DB))
     }
 
-    /// How MOV DR is executed now.
+    /// Returns the processor state that determines how MOV DR executes.
     fn debug_access(&self) -> MovDrContext {
         MovDrContext {
             cpl: self.mode.cpl(),

@@ -1,5 +1,4 @@
-//! Debug conditions between the access or instruction that meets them and the #DB or the stop that
-//! reports them.
+//! Debug conditions that were met and not yet reported by a #DB or a stop.
 
 use crate::stops::ActiveStops;
 use hindsight_cpu::debug::DebugRegisters;
@@ -8,20 +7,23 @@ use hindsight_regs::dr::{BreakpointIndex, Condition, Dr7};
 /// Bits of DR6 that stand for breakpoints.
 const BREAKPOINTS: u64 = 0xf;
 
-/// Debug conditions that were met, and which memory is watched.
+/// Debug conditions that were met, and the memory that is watched.
 #[derive(Debug)]
 pub(crate) struct DebugState {
-    /// DR6 bits of the breakpoints that the instruction which runs has met.
+    /// DR6 bits of the breakpoints that the current instruction has met.
     hits: u64,
     /// DR6 bits of the trap that is pending at the next boundary.
     trap: Option<u64>,
-    /// No single-step trap follows the instruction that runs, whatever TF was at its start: SYSCALL
-    /// that clears TF (rule TF-09), task switches (TF-22), RSM.
+    /// Suppresses the single-step trap after the current instruction.
+    ///
+    /// Set by SYSCALL that clears TF (rule TF-09), task switches (TF-22) and RSM, whatever TF was
+    /// at the start of the instruction.
     pub(crate) suppress_step: bool,
-    /// Some memory is watched: data breakpoints of the guest, watchpoints of the debugger.
+    /// Whether any data breakpoint of the guest or watchpoint of the debugger is set.
     watching: bool,
-    /// First and last byte that the guest's data breakpoints watch; the first is above the last for
-    /// none.
+    /// First and last byte that the guest's data breakpoints watch.
+    ///
+    /// If there are none, the first is above the last.
     guest_watched: (u64, u64),
     /// What a debugger outside the guest stops for.
     pub(crate) stops: ActiveStops,
@@ -39,28 +41,28 @@ impl DebugState {
         }
     }
 
-    /// Forgets the pending trap: a new state was loaded.
+    /// Clears the pending trap, because a new state was loaded.
     pub(crate) fn clear_trap(&mut self) {
         self.trap = None;
     }
 
-    /// Forgets all conditions: what met them is undone.
+    /// Clears all conditions, because the instructions that met them were undone.
     pub(crate) fn clear(&mut self) {
         self.hits = 0;
         self.trap = None;
     }
 
-    /// Records that the instruction which runs meets breakpoints, as bits of DR6.
+    /// Records breakpoints that the current instruction meets, as bits of DR6.
     pub(crate) fn record_hits(&mut self, bits: u64) {
         self.hits |= bits;
     }
 
-    /// Bits of DR6 of the breakpoints that the instruction which runs has met.
+    /// Returns the DR6 bits of the breakpoints that the current instruction has met.
     pub(crate) fn hits(&self) -> u64 {
         self.hits
     }
 
-    /// Replaces those bits: accesses since they were read meet no breakpoint.
+    /// Sets those bits back, so that accesses since they were read meet no breakpoint.
     pub(crate) fn restore_hits(&mut self, bits: u64) {
         self.hits = bits;
     }
@@ -124,8 +126,10 @@ impl DebugState {
             && (self.stops.watches_page(lin) || registers.has_data_breakpoint_on_page(lin))
     }
 
-    /// After an instruction that did not load SS by MOV or POP: raises a trap for what it has met,
-    /// for `step`, and for what a load of SS before it has deferred.
+    /// Raises the debug trap after an instruction, if it met any condition.
+    ///
+    /// The conditions are its breakpoints, `step`, and those that a previous load of SS has
+    /// `deferred`. Not for MOV SS and POP SS, which defer their trap.
     pub(crate) fn finish_instruction(&mut self, step: u64, deferred: u64) {
         let bits = self.take_hits() | step | deferred;
         if bits != 0 {
@@ -133,7 +137,7 @@ impl DebugState {
         }
     }
 
-    /// The breakpoints met by a load of SS, whose #DB is deferred.
+    /// Returns and clears the breakpoints that a load of SS met; its #DB is deferred.
     pub(crate) fn take_deferred(&mut self, step: u64) -> u64 {
         (self.take_hits() | step) & BREAKPOINTS
     }

@@ -31,7 +31,7 @@ pub(crate) mod access {
 
 use access::{BIG, CODE, CONFORMING, GRANULARITY, LONG, PRESENT, READ_WRITE, S};
 
-/// A descriptor as it is in its table.
+/// A descriptor as its table holds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Descriptor {
     /// The first eight bytes.
@@ -86,7 +86,7 @@ impl Descriptor {
         self.is_code_or_data() && self.access() & (CODE | READ_WRITE) != CODE
     }
 
-    /// Whether it is data that can be written.
+    /// Whether the descriptor is that of a writable data segment.
     pub(crate) fn is_writable(self) -> bool {
         self.access() & (S | CODE | READ_WRITE) == S | READ_WRITE
     }
@@ -112,7 +112,7 @@ impl Descriptor {
         ((self.raw >> 16) as u16, offset)
     }
 
-    /// The segment register after `selector`, which names this descriptor, was loaded.
+    /// Returns the contents of a segment register after a load of this descriptor.
     pub(crate) fn segment(self, selector: u16) -> Segment {
         Segment {
             selector,
@@ -124,27 +124,27 @@ impl Descriptor {
     }
 }
 
-/// The error code that names a selector.
+/// Returns the error code for a selector.
 pub(crate) fn selector_error(selector: u16) -> u32 {
     u32::from(selector & 0xfffc)
 }
 
-/// #GP that names a selector.
+/// Returns #GP with a selector as its error code.
 pub(crate) fn gp(selector: u16) -> Fault {
     Fault::WithCode(Vector::GP, selector_error(selector))
 }
 
-/// #NP that names a selector.
+/// Returns #NP with a selector as its error code.
 pub(crate) fn np(selector: u16) -> Fault {
     Fault::WithCode(Vector::NP, selector_error(selector))
 }
 
-/// #SS that names a selector.
+/// Returns #SS with a selector as its error code.
 pub(crate) fn ss(selector: u16) -> Fault {
     Fault::WithCode(Vector::SS, selector_error(selector))
 }
 
-/// #TS that names a selector.
+/// Returns #TS with a selector as its error code.
 pub(crate) fn ts(selector: u16) -> Fault {
     Fault::WithCode(Vector::TS, selector_error(selector))
 }

@@ -1,5 +1,6 @@
-//! Delivery of exceptions, interrupts and software interrupts. SDM Vol. 3A, "Interrupt and Exception
-//! Handling".
+//! Delivery of exceptions, interrupts and software interrupts.
+//!
+//! SDM Vol. 3A, "Interrupt and Exception Handling".
 
 #![expect(
     clippy::cast_possible_truncation,
@@ -26,9 +27,9 @@ pub(crate) enum EventSource {
     Exception,
     /// A maskable interrupt or NMI.
     External,
-    /// INT n, INT3, INTO: the DPL of the gate counts.
+    /// INT n, INT3 or INTO, for which the DPL of the gate is checked.
     Software,
-    /// INT1, for which the DPL of the gate does not count.
+    /// INT1, for which the DPL of the gate is not checked.
     Int1,
 }
 
@@ -83,7 +84,7 @@ impl DoubleFaultClass {
     }
 }
 
-/// The exception that is delivered when `fault` came up while `event` was delivered.
+/// Returns the exception that a `fault` in the delivery of `event` becomes.
 fn next_event(event: &GuestEvent, fault: Fault) -> Result<GuestEvent, Shutdown> {
     use DoubleFaultClass::{Contributory, DoubleFault, PageFault};
     let (vector, mut code) = fault.exception();
@@ -95,7 +96,7 @@ fn next_event(event: &GuestEvent, fault: Fault) -> Result<GuestEvent, Shutdown> 
     if external && has_ext {
         code = code.map(|c| c | 1);
     }
-    // An interrupt or a software interrupt counts as benign whatever its vector.
+    // An interrupt or a software interrupt is benign, whatever its vector.
     let first = if event.source == EventSource::Exception {
         DoubleFaultClass::of(event.vector)
     } else {
@@ -133,8 +134,9 @@ impl Core {
         })
     }
 
-    /// Delivers an event. A fault during the delivery becomes a further exception, a double fault or
-    /// a shutdown.
+    /// Delivers an event.
+    ///
+    /// A fault during the delivery becomes a further exception, a double fault or a shutdown.
     pub(crate) fn deliver(&mut self, mut event: GuestEvent) -> Result<(), Shutdown> {
         if self.stops_before(&event) {
             return Ok(());
@@ -167,7 +169,7 @@ impl Core {
             };
             let switched = std::mem::take(&mut self.exit.switched_task);
             if event.is_software() && !switched {
-                // The instruction itself faults: it does not retire.
+                // The software interrupt itself faults, so it does not retire.
                 self.regs.rip = self.exit.software_rip;
                 self.progress.give_back(1);
                 self.code.mix.ended_early(self.exit.software_op, false);
@@ -185,7 +187,7 @@ impl Core {
         }
     }
 
-    /// The report of a delivery that begins now, of an event raised at RIP `from`.
+    /// Begins the report of a delivery of an event that was raised at RIP `from`.
     fn begin_report(&self, event: &GuestEvent, from: u64, nested: bool) -> Delivery {
         let entry_size = match (self.cr0(Cr0::PE), self.lma()) {
             (false, _) => 4,
@@ -213,7 +215,9 @@ impl Core {
         }
     }
 
-    /// Whether the debugger stops before an exception is delivered, which is pending then.
+    /// Whether the debugger stops before an exception is delivered.
+    ///
+    /// If so, the exception stays pending.
     fn stops_before(&mut self, event: &GuestEvent) -> bool {
         if event.source != EventSource::Exception
             || !self.debug.stops.record_exception(event.vector, event.code)
@@ -235,7 +239,7 @@ impl Core {
 
     fn finish_delivery(&mut self, event: &GuestEvent, from: BranchSource) {
         self.debug.stops.count_delivery();
-        // Breakpoints that the frame met (rule OP-08).
+        // Breakpoints that writing the frame has met (rule OP-08).
         let hits = self.debug.take_hits();
         if event.is_software() && hits != 0 {
             self.debug.raise_trap(hits);
@@ -268,7 +272,7 @@ impl Core {
         }
     }
 
-    /// The RFLAGS image that is pushed.
+    /// Returns the RFLAGS image to push.
     fn flags_image(&self, e: &GuestEvent) -> u64 {
         let flags = self.regs.rflags();
         let image = if e.rf { flags | Rflags::RF } else { flags };
@@ -324,7 +328,9 @@ impl Core {
         Ok((gate, u64::from(high) << 32))
     }
 
-    /// Checks the code segment of a gate. Returns it and the privilege level of the handler.
+    /// Checks the code segment of a gate.
+    ///
+    /// Returns it, and the privilege level of the handler.
     fn handler_cs(&mut self, selector: u16) -> Result<(Descriptor, u8), Fault> {
         if selector & 0xfffc == 0 {
             return Err(Fault::GP);
@@ -379,7 +385,7 @@ impl Core {
             return Err(Fault::SS);
         }
         let places = (1..).map(|n: u64| top.wrapping_sub(n * 8));
-        // A fault names the first one in the order of the pushes, and nothing is written.
+        // A fault reports the first one in the order of the pushes, and nothing is written.
         for at in places.clone().take(frame.len()) {
             self.probe_write_as(at, 8, cpl)?;
         }
@@ -405,7 +411,7 @@ impl Core {
         self.update_mode();
     }
 
-    /// A stack pointer or selector in the current TSS.
+    /// Reads a stack pointer or selector from the current TSS.
     pub(crate) fn tss_pointer(&mut self, offset: u64, size: u64) -> Result<u64, Fault> {
         let tr = self.state.tr;
         if offset + size - 1 > tr.limit.into() {
@@ -423,8 +429,9 @@ impl Core {
         Ok(v)
     }
 
-    /// SS:ESP for an inner privilege level from the TSS, SS checked. Whatever else can fault comes before
-    /// [`Core::take_ss`].
+    /// Reads SS:ESP of an inner privilege level from the TSS, and checks SS.
+    ///
+    /// All other checks that can fault must come before [`Core::take_ss`].
     pub(crate) fn inner_stack(&mut self, cpl: u8) -> Result<(NewStack, u64), Fault> {
         let level = u64::from(cpl);
         let (sp, selector) = if self.state.tr.access & 8 != 0 {
@@ -565,7 +572,7 @@ impl Core {
         Ok(at)
     }
 
-    /// The event of a software interrupt.
+    /// Returns the event of a software interrupt.
     pub(crate) fn software_event(vector: Vector, kind: SoftwareInterruptKind) -> GuestEvent {
         debug_assert!(
             kind != SoftwareInterruptKind::Trap || matches!(vector, Vector::BP | Vector::OF)

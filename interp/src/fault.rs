@@ -37,9 +37,9 @@ impl Fault {
     /// #NM.
     pub(crate) const NM: Self = Self::NoCode(Vector::NM);
 
-    /// Vector and error code of the exception.
+    /// Returns vector and error code of the exception.
     ///
-    /// The variants that are no exceptions never reach delivery; they count as #UD.
+    /// The variants that are not exceptions are never delivered; they count as #UD.
     pub(crate) fn exception(self) -> (Vector, Option<u32>) {
         match self {
             Self::NoCode(vector) => (vector, None),

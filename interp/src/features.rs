@@ -1,4 +1,4 @@
-//! Which instructions the guest's CPUID shows.
+//! The instruction-set extensions that the guest's CPUID reports.
 
 use crate::platform::Platform;
 use iced_x86::CpuidFeature as F;
@@ -75,7 +75,7 @@ const BITS: &[(F, u32, u32, usize, u32)] = &[
     (F::XSAVES, 0xd, 1, 0, 3),
 ];
 
-/// What every processor of this family has, whatever CPUID says of it.
+/// Extensions of every x86-64 processor, whatever CPUID reports.
 const ALWAYS: &[F] = &[
     F::INTEL8086,
     F::INTEL186,
@@ -96,7 +96,7 @@ const ALWAYS: &[F] = &[
 ];
 
 impl Features {
-    /// Only what every processor has.
+    /// Returns only the extensions that every processor has.
     pub(crate) fn none() -> Self {
         let mut set = Self([0; 4]);
         for &f in ALWAYS {
@@ -105,7 +105,7 @@ impl Features {
         set
     }
 
-    /// Everything that CPUID can show.
+    /// Returns all extensions that CPUID can report.
     #[cfg(test)]
     pub(crate) fn all() -> Self {
         let mut set = Self::none();

@@ -1,4 +1,4 @@
-//! The interpreter as its user sees it.
+//! The public interface of the interpreter.
 
 use crate::core::Core;
 use crate::features::Features;
@@ -16,17 +16,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Why [`Vcpu::run`] or [`Vcpu::step`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// The budget is used up, to the instruction.
+    /// Exactly as many instructions as the budget allows have been executed.
     Budget,
-    /// The processor executed HLT, or waits for a start-up IPI, and nothing is pending that would
-    /// wake it. It may be run again at any time.
+    /// The processor executed HLT, or waits for a start-up IPI.
+    ///
+    /// No event is pending that would wake it. It may be run again at any time.
     Halted,
     /// A triple fault; the state is that before the last delivery.
     Shutdown,
     /// [`Kicker::kick`] was called.
     Kicked,
-    /// [`crate::Pending::leave`] was set, or the guest does nothing but fault: an exception whose
-    /// handler raises the next one before its first instruction retires.
+    /// [`crate::Pending::leave`] was set, or the guest does nothing but fault.
+    ///
+    /// In the latter case the handler of each exception raises the next one before its first
+    /// instruction retires.
     Leave,
     /// A condition of [`Vcpu::set_stops`] was met.
     Stop(StopHit),
@@ -47,8 +50,9 @@ pub enum Exit {
 pub struct Kicker(Arc<AtomicBool>);
 
 impl Kicker {
-    /// Makes the run in progress, or else the next one, return [`Exit::Kicked`] within some
-    /// microseconds.
+    /// Makes the current run, or else the next one, return [`Exit::Kicked`].
+    ///
+    /// It returns within some microseconds.
     pub fn kick(&self) {
         self.0.store(true, Ordering::Release);
     }
@@ -65,23 +69,23 @@ impl Kicker {
 pub struct Stats {
     /// Retired instructions; a repeated string instruction counts once.
     pub retired: u64,
-    /// Of these, the ones that started at CPL 1 to 3.
+    /// Those that started at CPL 1 to 3.
     pub user: u64,
-    /// Blocks decoded.
+    /// Number of blocks decoded.
     pub blocks: u64,
-    /// Blocks looked up because neither a link nor the jump cache led to them.
+    /// Lookups of blocks to which neither a link nor the jump cache led.
     pub lookups: u64,
-    /// Times that all blocks were dropped.
+    /// Number of times that all blocks were dropped.
     pub drops: u64,
-    /// Entries made in the TLBs.
+    /// Number of entries made in the TLBs.
     pub tlb_fills: u64,
-    /// Of the retired instructions, those in translated code.
+    /// Retired instructions in translated code.
     pub translated: u64,
     /// Units of translated code that were made.
     pub units: u64,
-    /// Bytes of translated code that there are.
+    /// Current size of translated code in bytes.
     pub translated_bytes: u64,
-    /// Times that all translated code was dropped.
+    /// Number of times that all translated code was dropped.
     pub evictions: u64,
 }
 
@@ -90,12 +94,12 @@ pub struct Stats {
 pub struct Vcpu {
     core: Box<Core>,
     kicker: Kicker,
-    /// The properties of the platform that do not change have been read.
+    /// Whether the constant properties of the platform have been read.
     prepared: bool,
 }
 
 impl Vcpu {
-    /// A processor in its state after RESET.
+    /// Creates a processor in its state after RESET.
     pub fn new(memory: Arc<Memory>) -> Self {
         Self {
             core: Box::new(Core::new(memory)),
@@ -134,7 +138,7 @@ impl Vcpu {
         self.core.regs.get(Reg::Rsp)
     }
 
-    /// Sets what a debugger outside the guest stops for. The guest cannot detect it.
+    /// Sets the stop conditions of a debugger, which the guest cannot detect.
     pub fn set_stops(&mut self, stops: &StopConditions) {
         self.core.set_stops(stops);
     }
@@ -144,21 +148,25 @@ impl Vcpu {
         self.core.memory.changed(gpa, len);
     }
 
-    /// Reports that something else ran the guest, which may have changed code anywhere. Decoded code
-    /// is compared with memory before it is used again.
+    /// Reports that another engine ran the guest, and may have changed code anywhere.
+    ///
+    /// Decoded code is compared with memory before it is used again.
     pub fn distrust_code(&mut self) {
         self.core.code.distrust();
         self.core.new_code_context();
     }
 
-    /// Whether the guest invalidated translations since the last call: something else that caches
-    /// translations must drop them before it runs the guest.
+    /// Whether the guest invalidated translations since the last call.
+    ///
+    /// Another engine that caches translations must drop them before it runs the guest.
     pub fn take_flushed(&mut self) -> bool {
         self.core.mmu.take_flushed()
     }
 
-    /// Whether [`CpuState`] is all the state between two instructions: no shadow, no trap and no
-    /// event is pending. Otherwise running one instruction more, at most a few times, gets there.
+    /// Whether [`CpuState`] holds all of the state between two instructions.
+    ///
+    /// That is, no shadow, no trap and no event is pending. Otherwise, run one more instruction, at
+    /// most a few times.
     pub fn at_clean_boundary(&self) -> bool {
         let events = &self.core.state.events;
         self.core.debug.pending_trap().is_none()
@@ -169,7 +177,7 @@ impl Vcpu {
             && events.deferred_db == 0
     }
 
-    /// What the debug registers and RFLAGS.TF arm.
+    /// Returns the facilities that the debug registers and RFLAGS.TF arm.
     pub fn armed(&self) -> Armed {
         let mut armed = Armed::from_dr7(self.core.state.dr7, self.core.state.cr4);
         armed.set(Armed::SINGLE_STEP, self.core.regs.flag(Rflags::TF));
@@ -181,8 +189,9 @@ impl Vcpu {
         self.core.memory.shared_memory()
     }
 
-    /// Drops all translations, as a processor may at any time. Needed after [`Memory::take_dirty`],
-    /// for the next writes to be marked.
+    /// Flushes all translations from the TLBs, as a processor may at any time.
+    ///
+    /// Call it after [`Memory::take_dirty`], so that the next writes are marked.
     pub fn forget_translations(&mut self) {
         self.core.flush_tlb();
     }
@@ -198,14 +207,15 @@ impl Vcpu {
         self.core.counters.set_user(user);
     }
 
-    /// A handle that stops a run from another thread.
+    /// Returns a handle that stops a run from another thread.
     pub fn kicker(&self) -> Kicker {
         self.kicker.clone()
     }
 
-    /// Sets how often a block of code is entered before it is translated, and how many bytes of
-    /// translated code there may be. `u64::MAX` for never; no block is translated in fewer runs than
-    /// one. Without a call, blocks are translated after 50 runs, into 64 MiB at most.
+    /// Sets when blocks are translated, and into how many bytes of code at most.
+    ///
+    /// A block is translated after `after_runs` runs, and at least one; `u64::MAX` disables
+    /// translation. The defaults are 50 runs and 64 MiB.
     ///
     /// Results do not depend on it.
     pub fn set_translation(&mut self, after_runs: u64, bytes: usize) {
@@ -213,7 +223,7 @@ impl Vcpu {
         self.core.jit.set_capacity(bytes);
     }
 
-    /// Statistics so far.
+    /// Returns the statistics so far.
     pub fn stats(&self) -> Stats {
         let core = &self.core;
         let (jit, bytes) = core.jit.stats();
@@ -231,21 +241,24 @@ impl Vcpu {
         }
     }
 
-    /// How often each instruction retired, by mnemonic, the most frequent first.
+    /// Returns how often each mnemonic retired, the most frequent first.
     pub fn mix(&self) -> Vec<(String, u64)> {
         self.core.collect_runs();
         self.core.code.mix().list()
     }
 
-    /// Runs until something stops it, at most `budget` core cycles: as many instructions, less one
-    /// for each iteration of a repeated string instruction beyond its first.
+    /// Runs until an exit is due, for at most `budget` core cycles.
+    ///
+    /// A core cycle is a retired instruction, or an iteration of a repeated string instruction
+    /// after its first.
     pub fn run<P: Platform>(&mut self, platform: &mut P, budget: u64) -> Exit {
         self.enter(platform, |core, kicker| core.run(kicker, budget))
     }
 
-    /// For a debugger: executes one instruction, whether or not a breakpoint is set there, or
-    /// delivers one event, and returns [`Exit::Stepped`]. With `mask_interrupts`, interrupts, NMIs
-    /// and SMIs stay pending, unless the processor is halted.
+    /// Executes one instruction, or delivers one event, for a debugger.
+    ///
+    /// Ignores a breakpoint at the instruction, and returns [`Exit::Stepped`]. With
+    /// `mask_interrupts`, interrupts, NMIs and SMIs stay pending, unless the processor is halted.
     pub fn step<P: Platform>(&mut self, platform: &mut P, mask_interrupts: bool) -> Exit {
         self.core.debug.stops.mask_interrupts = mask_interrupts;
         let exit = self.enter(platform, |core, _| core.step());
@@ -253,8 +266,10 @@ impl Vcpu {
         exit
     }
 
-    /// Sets whether [`Vcpu::run`] returns [`Exit::Stepped`] when an instruction has raised an
-    /// exception instead of retiring, and that was delivered.
+    /// Sets whether [`Vcpu::run`] returns [`Exit::Stepped`] after an exception.
+    ///
+    /// That is, after an instruction has raised an exception instead of retiring, and the exception
+    /// was delivered.
     pub const fn stop_at_exceptions(&mut self, stop: bool) {
         self.core.debug.stops.at_exceptions = stop;
     }

@@ -1,5 +1,6 @@
-//! Returns from events and to other privilege levels: IRET in all modes, and what far returns share with it. SDM Vol. 2,
-//! "IRET/IRETD/IRETQ"; Vol. 3A, "Stack Switching".
+//! IRET in all modes, and the parts that it shares with far returns.
+//!
+//! SDM Vol. 2, "IRET/IRETD/IRETQ"; Vol. 3A, "Stack Switching".
 
 #![expect(
     clippy::cast_possible_truncation,
@@ -15,12 +16,12 @@ use hindsight_cpu::state::{Segment, seg};
 use hindsight_regs::cr::{Cr0, Cr4};
 use hindsight_regs::rflags::Rflags;
 
-/// The stack segment of another privilege level, before it counts as accessed.
+/// The stack segment of another privilege level, before its accessed bit is set.
 #[derive(Clone, Copy)]
 pub(crate) enum NewStack {
-    /// In 64-bit mode.
+    /// A null selector, in 64-bit mode.
     Null(Segment),
-    /// By a descriptor, with its selector.
+    /// A descriptor and its selector.
     Described(Descriptor, u16),
 }
 
@@ -34,9 +35,11 @@ impl NewStack {
 }
 
 impl Core {
-    /// IRET of `size` bytes; sets RIP. A task that is left continues at `after`.
+    /// Executes IRET with an operand size of `size` bytes, and sets RIP.
+    ///
+    /// If it switches tasks, the old task continues at `after`.
     pub(crate) fn iret(&mut self, size: u8, after: u64) -> Result<(), Fault> {
-        // Even if it faults: SDM Vol. 3A, "Handling Multiple NMIs".
+        // NMIs are unblocked even if IRET faults: SDM Vol. 3A, "Handling Multiple NMIs".
         self.unblock_nmis();
         if !self.cr0(Cr0::PE) {
             self.iret_real(size)
@@ -136,8 +139,8 @@ impl Core {
         let mask = self.iret_mask(size);
         self.regs
             .set_rflags((self.regs.rflags() & !mask) | (flags & mask));
-        // The new code segment and SS say how much of RSP is written: above a 16-bit stack pointer
-        // the old RSP stays.
+        // The new code segment and SS determine how much of RSP is written: with a 16-bit stack
+        // pointer, the upper bits of RSP stay.
         match stack {
             Some((sp, ss)) => {
                 self.mode.set_cpl(rpl);
@@ -156,7 +159,7 @@ impl Core {
         Ok(())
     }
 
-    /// What IRET may change in RFLAGS.
+    /// Returns the flags that IRET may change.
     fn iret_mask(&self, size: u8) -> Rflags {
         let mut mask = ARITHMETIC | Rflags::TF | Rflags::DF | Rflags::NT;
         if size != 2 {
@@ -174,7 +177,7 @@ impl Core {
         mask
     }
 
-    /// The code segment of a return, checked.
+    /// Reads and checks the code segment of a return.
     pub(crate) fn return_cs(&mut self, selector: u16) -> Result<Descriptor, Fault> {
         if selector & 0xfffc == 0 {
             return Err(Fault::GP);
@@ -199,8 +202,9 @@ impl Core {
         Ok(d)
     }
 
-    /// The stack segment of a return to `rpl`, checked. Callers make all checks that can fault
-    /// before they call [`Core::take_ss`].
+    /// Reads and checks the stack segment of a return to `rpl`.
+    ///
+    /// The caller must make all checks that can fault before it calls [`Core::take_ss`].
     pub(crate) fn return_ss(
         &mut self,
         selector: u16,
@@ -230,7 +234,7 @@ impl Core {
         Ok(NewStack::Described(d, selector))
     }
 
-    /// Marks the stack segment of another level as accessed.
+    /// Sets the accessed bit of another level's stack segment, and returns it.
     pub(crate) fn take_ss(&mut self, stack: NewStack) -> Result<Segment, Fault> {
         match stack {
             NewStack::Null(segment) => Ok(segment),
@@ -241,13 +245,14 @@ impl Core {
         }
     }
 
-    /// After a return to an outer level: data segments it may not see become null.
+    /// Makes data segments null that the outer level of a return must not access.
     pub(crate) fn drop_private_segments(&mut self) {
         for i in [seg::ES, seg::DS, seg::FS, seg::GS] {
             let s = self.state.seg[i];
             let data = s.access & 8 == 0 || s.access & 4 == 0;
             if s.unusable || (data && s.dpl() < self.mode.cpl()) {
-                // The manual changes the selector alone, and 64-bit code continues to use the bases of FS and GS.
+                // The manual changes only the selector, and 64-bit code uses the bases of FS and GS
+                // further.
                 let base = if i >= seg::FS { s.base } else { 0 };
                 let access = u16::from(self.mode.cpl()) << 5;
                 let null = Segment {

@@ -1,15 +1,17 @@
-//! What follows from the segment registers, CR0, EFER, CPL and RFLAGS.VM.
+//! The execution mode, as segment registers, CR0, EFER, CPL and VM define it.
 
 use crate::descriptor::is_open_data;
 use hindsight_cpu::state::{CpuState, seg};
 use hindsight_regs::cr::{Cr0, Efer};
 
-/// The mode that the processor is in. All but the CPL is derived, by [`ExecutionMode::update`].
+/// The mode that the processor is in.
+///
+/// [`ExecutionMode::update`] derives all of it but the CPL.
 ///
 /// Invariant: code size is 2, 4 or 8 bytes; the masks are those of the code and stack size.
 #[derive(Debug)]
 pub(crate) struct ExecutionMode {
-    /// All ones in 64-bit mode, else 32 ones.
+    /// All bits set in 64-bit mode, else the low 32.
     ip_mask: u64,
     stack_mask: u64,
     cpl: u8,
@@ -31,7 +33,7 @@ impl ExecutionMode {
         }
     }
 
-    /// Derives everything but the CPL anew.
+    /// Derives everything but the CPL again.
     pub(crate) fn update(&mut self, state: &CpuState, v86: bool) {
         let cs = state.seg[seg::CS];
         self.protected = state.cr0 & Cr0::PE.bits() != 0 && !v86;
@@ -62,14 +64,16 @@ impl ExecutionMode {
         self.cpl
     }
 
-    /// Sets the CPL. What depends on it is not updated.
+    /// Sets the CPL. The caller must update all state that depends on it.
     pub(crate) fn set_cpl(&mut self, cpl: u8) {
         debug_assert!(cpl < 4);
         self.cpl = cpl;
     }
 
-    /// Code size in bytes: 2, 4 or 8. Operands and addresses have this size if no prefix changes it,
-    /// except that 64-bit code has operands of 4 bytes.
+    /// Returns the code size in bytes: 2, 4 or 8.
+    ///
+    /// Operands and addresses have this size if no prefix changes it, except that 64-bit code has
+    /// operands of 4 bytes.
     pub(crate) fn code_size(&self) -> u8 {
         debug_assert!(matches!(self.code_size, 2 | 4 | 8));
         self.code_size
@@ -81,7 +85,7 @@ impl ExecutionMode {
         self.code_size == 8
     }
 
-    /// Size in bytes of operands that are as wide as the mode allows: 8 in 64-bit mode, else 4.
+    /// Returns the size in bytes of the widest operands: 8 in 64-bit mode, else 4.
     pub(crate) fn wide_size(&self) -> u8 {
         if self.is_64bit() { 8 } else { 4 }
     }
@@ -91,23 +95,23 @@ impl ExecutionMode {
         self.protected
     }
 
-    /// Makes it protected mode, before the segment registers are loaded.
+    /// Enters protected mode, before the segment registers are loaded.
     pub(crate) fn set_protected(&mut self) {
         self.protected = true;
     }
 
-    /// Bits of RIP: all in 64-bit mode, else 32.
+    /// Returns the mask of RIP: 64 bits in 64-bit mode, else 32.
     #[inline(always)]
     pub(crate) fn ip_mask(&self) -> u64 {
         self.ip_mask
     }
 
-    /// Bits of the stack pointer.
+    /// Returns the mask of the stack pointer.
     pub(crate) fn stack_mask(&self) -> u64 {
         self.stack_mask
     }
 
-    /// Whether segment 0 to 5 needs no check at an access, except at the end of 4 GiB.
+    /// Whether accesses to segment 0 to 5 need no check, except at the end of 4 GiB.
     pub(crate) fn is_open(&self, seg: usize) -> bool {
         debug_assert!(seg < 6);
         self.open >> seg & 1 != 0
@@ -122,7 +126,7 @@ impl ExecutionMode {
 
 #[cfg(test)]
 impl ExecutionMode {
-    /// Sets the code size without CS.
+    /// Sets the code size independently of CS.
     pub(crate) fn set_code_size(&mut self, code_size: u8) {
         self.code_size = code_size;
     }
@@ -152,7 +156,7 @@ mod tests {
             (0x9b, 0, 0x4093, (2, 0xffff_ffff, 0xffff_ffff)),
             (LONG, long, 0x93, (8, u64::MAX, u64::MAX)),
             (BIG, long, 0x4093, (4, 0xffff_ffff, 0xffff_ffff)),
-            // Without IA-32e mode the L bit does not count.
+            // Outside IA-32e mode the L bit has no effect.
             (LONG, 0, 0x93, (2, 0xffff_ffff, 0xffff)),
         ] {
             let mut state = CpuState::reset();

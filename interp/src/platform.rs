@@ -1,4 +1,4 @@
-//! What surrounds the processor: the traits that the user of the interpreter implements.
+//! The platform of a processor: traits that the interpreter's user implements.
 
 pub use hindsight_cpu::branch::{Branch, BranchClass, Observe};
 use hindsight_cpu::pmu::pebs::PebsOutcome;
@@ -18,17 +18,17 @@ pub struct Pending {
     pub nmi: bool,
     /// A system-management interrupt: [`InterruptSource::acknowledge_smi`] takes it.
     pub smi: bool,
-    /// Anything that the caller of [`crate::Vcpu::run`] must handle: INIT, a start-up IPI, a stop.
+    /// The caller of [`crate::Vcpu::run`] must act: an INIT, a start-up IPI or a stop.
     pub leave: bool,
 }
 
-/// How far the processor has come since [`crate::Vcpu::new`].
+/// Instructions and cycles of the processor since [`crate::Vcpu::new`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RetiredCounts {
     /// Retired instructions. A repeated string instruction counts once.
     pub instructions: u64,
-    /// Of these, the ones that started at CPL 1 to 3.
+    /// Those that started at CPL 1 to 3.
     pub user: u64,
     /// Core cycles: a retired instruction is one, and so is each iteration of a repeated string
     /// instruction beyond its first.
@@ -36,7 +36,7 @@ pub struct RetiredCounts {
 }
 
 impl RetiredCounts {
-    /// The progress from `earlier`, which comes from the same processor, to `self`.
+    /// Returns the difference from `earlier`, which comes from the same processor.
     #[must_use]
     pub const fn since(&self, earlier: &Self) -> Self {
         Self {
@@ -46,7 +46,7 @@ impl RetiredCounts {
         }
     }
 
-    /// The cycles that count for CPL 1 to 3; the rest counts for CPL 0.
+    /// Returns the cycles spent at CPL 1 to 3; the others are those of CPL 0.
     ///
     /// Deviation: cycles are divided in proportion to the instructions, which is exact unless a
     /// repeated string instruction and a change of the privilege level are in the same interval.
@@ -67,14 +67,14 @@ pub enum SystemEvent {
         /// The value that was written.
         value: u64,
     },
-    /// RDMSR of an MSR that the interpreter holds itself completed.
+    /// RDMSR of an MSR that the interpreter itself stores completed.
     MsrRead {
         /// MSR number.
         index: u32,
         /// The value that was read.
         value: u64,
     },
-    /// WRMSR to such an MSR completed.
+    /// WRMSR to an MSR that the interpreter itself stores completed.
     MsrWritten {
         /// MSR number.
         index: u32,
@@ -83,7 +83,7 @@ pub enum SystemEvent {
     },
 }
 
-/// What raised an event.
+/// The source of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeliveryKind {
     /// A fault or trap of the processor.
@@ -94,14 +94,14 @@ pub enum DeliveryKind {
     External,
 }
 
-/// The fault that the delivery of an event met.
+/// The fault that prevented the delivery of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeliveryFault {
     /// Its vector.
     pub vector: Vector,
     /// Its error code.
     pub code: Option<u32>,
-    /// CR2 of a page fault.
+    /// CR2, if it is a page fault.
     pub cr2: Option<u64>,
 }
 
@@ -126,9 +126,9 @@ pub struct Delivery {
     pub entry_size: u8,
     /// Limit of the IDT.
     pub idt_limit: u32,
-    /// It was raised by the fault of the delivery before it.
+    /// Whether a fault of the previous delivery raised it.
     pub nested: bool,
-    /// CS selector and RIP of the handler, or what prevented the delivery.
+    /// CS selector and RIP of the handler, or the fault that prevented the delivery.
     pub outcome: Result<(u16, u64), DeliveryFault>,
 }
 
@@ -146,14 +146,15 @@ pub trait Bus {
 
 /// Model-specific registers and CPUID.
 pub trait MsrHandler {
-    /// RDMSR of an MSR that the interpreter does not hold itself. It holds IA32_EFER, IA32_STAR,
-    /// IA32_LSTAR, IA32_CSTAR, IA32_PAT, IA32_SYSENTER_CS, IA32_SYSENTER_ESP, IA32_SYSENTER_EIP and
-    /// the bases of FS and GS.
+    /// Handles RDMSR of an MSR that the interpreter does not store itself.
+    ///
+    /// It stores IA32_EFER, IA32_STAR, IA32_LSTAR, IA32_CSTAR, IA32_PAT, IA32_SYSENTER_CS,
+    /// IA32_SYSENTER_ESP, IA32_SYSENTER_EIP and the bases of FS and GS.
     ///
     /// # Errors
     /// [`GpFault`] where the processor raises #GP(0).
     fn rdmsr(&mut self, index: u32) -> Result<u64, GpFault>;
-    /// WRMSR of such an MSR.
+    /// Handles WRMSR of an MSR that the interpreter does not store itself.
     ///
     /// # Errors
     /// [`GpFault`] where the processor raises #GP(0).
@@ -163,82 +164,105 @@ pub trait MsrHandler {
     /// # Errors
     /// [`GpFault`] where the processor raises #GP(0).
     fn rdpmc(&mut self, index: u32) -> Result<u64, GpFault>;
-    /// IA32_TSC_AUX, for RDTSCP and RDPID.
+    /// Returns IA32_TSC_AUX, for RDTSCP and RDPID.
     fn tsc_aux(&mut self) -> u32;
-    /// CPUID: EAX, EBX, ECX, EDX. The interpreter sets the bits that follow from CR4 and XCR0. What
-    /// it cannot execute must not be shown: see [`crate::supported_cpuid`].
+    /// Returns EAX, EBX, ECX and EDX of a CPUID leaf.
+    ///
+    /// The interpreter sets the bits that follow from CR4 and XCR0. CPUID must not report what the
+    /// interpreter cannot execute: see [`crate::supported_cpuid`].
     fn cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4];
-    /// Whether results must be the same on every host: estimates and transcendental functions are
-    /// then computed in software. Called once.
+    /// Whether results must be the same on every host. Called once.
+    ///
+    /// If so, estimates and transcendental functions are computed in software.
     fn portable_results(&self) -> bool;
 }
 
 /// Interrupts, system-management mode and time.
 pub trait InterruptSource {
-    /// What is pending. Called at block boundaries at a bounded interval, and after anything that
-    /// may change it.
+    /// Returns the events that are pending for the processor.
+    ///
+    /// Called at block boundaries at a bounded interval, and after anything that may change the
+    /// result.
     fn pending(&mut self) -> Pending;
     /// Acknowledges the interrupt controller's highest interrupt; returns its vector.
     fn acknowledge(&mut self) -> Option<u8>;
-    /// Takes the pending NMI.
+    /// Acknowledges the pending NMI.
     fn acknowledge_nmi(&mut self);
-    /// NMIs are no longer blocked: of those that arrived meanwhile one is pending.
+    /// Reports that NMIs are no longer blocked.
+    ///
+    /// Of the NMIs that arrived while they were blocked, one is pending.
     fn nmis_unblocked(&mut self);
-    /// Takes the pending system-management interrupt.
+    /// Acknowledges the pending system-management interrupt.
     fn acknowledge_smi(&mut self);
-    /// The processor enters system-management mode, or leaves it.
+    /// Reports that the processor enters or leaves system-management mode.
     fn smm(&mut self, entered: bool);
-    /// The task priority: TPR bits `[7:4]` of the local APIC.
+    /// Returns the task priority: TPR bits `[7:4]` of the local APIC.
     fn cr8(&mut self) -> u8;
-    /// MOV to CR8, with a value below 16.
+    /// Sets the task priority, on MOV to CR8; it is below 16.
     fn set_cr8(&mut self, priority: u8);
-    /// The processor has come so far. Called before every call that may depend on time.
+    /// Reports how far the processor has run.
+    ///
+    /// Called before every call that may depend on time.
     fn advance(&mut self, counts: RetiredCounts);
-    /// The time-stamp counter, as RDTSC shows it.
+    /// Returns the time-stamp counter, as RDTSC shows it.
     fn tsc(&mut self) -> u64;
     /// Drives the FERR# pin, with CR0.NE clear. Returns whether the IGNNE# pin is asserted.
     fn set_ferr(&mut self, asserted: bool) -> bool;
-    /// 64 random bits for RDRAND and RDSEED; `None` if there are none now, which CF then shows.
+    /// Returns 64 random bits for RDRAND and RDSEED.
+    ///
+    /// `None` if there are none now; the instruction then clears CF.
     fn random(&mut self) -> Option<u64>;
 }
 
-/// Models that follow the guest: branch recording, performance counters, caches.
+/// Models that observe the guest: branch recording, performance counters, caches.
 pub trait Observer {
-    /// What must be reported. Called at the start of a run, after each WRMSR that is the platform's,
-    /// and after the methods of this trait that report something.
+    /// Returns what the processor must report to the platform.
+    ///
+    /// Called at the start of a run, after each WRMSR that the platform handles, and after the
+    /// methods of this trait that report something.
     fn observe(&mut self) -> Observe;
-    /// Receives branches in the order of execution, as far as [`Observe`] requests them: always
-    /// before an operation that can read their records, and at the end of every run.
+    /// Receives the branches that [`Observe`] requests, in the order of execution.
+    ///
+    /// Called before every operation that can read their records, and at the end of every run.
     ///
     /// `cs_base` is the effective base of CS after these branches. Only the first one can be a far
     /// branch that changed it.
     fn branches(&mut self, cs_base: u64, branches: &mut [Branch]);
-    /// An event was delivered, or its delivery faulted. By default that is of no interest.
+    /// Reports that an event was delivered, or that its delivery faulted.
+    ///
+    /// The default implementation ignores it.
     fn delivery(&mut self, _: &Delivery) {}
-    /// A #DB is about to be delivered. Called if [`Observe::debug_exceptions`] is set.
+    /// Reports that a #DB is about to be delivered.
+    ///
+    /// Called if [`Observe::debug_exceptions`] is set.
     fn debug_exception(&mut self);
-    /// Updates the performance counters. Returns how far the processor may run before the next update,
-    /// and the events that it must report for them. Called together with [`Observer::observe`], and
-    /// when that limit is reached.
+    /// Updates the performance counters.
+    ///
+    /// Returns how far the processor may run before the next update, and the events that it must
+    /// report for them. Called together with [`Observer::observe`], and when that limit is reached.
     fn counting(&mut self) -> Counting;
-    /// Reports the memory accesses of an instruction. Called if [`Counting::accesses`] is a quota.
-    /// Returns how much of the quota they have used, at least 1.
+    /// Reports the memory accesses of an instruction.
+    ///
+    /// Called if [`Counting::accesses`] is a quota. Returns how much of the quota they have used,
+    /// at least 1.
     fn accesses(&mut self, ring: Ring, accesses: &Accesses<'_>) -> u64;
-    /// The cache line at a guest-physical address was flushed, or, for `None`, all of them.
+    /// Reports that a cache line was flushed, or all of them if `gpa` is `None`.
     fn caches_flushed(&mut self, gpa: Option<u64>);
-    /// The PEBS record of [`Counting::record`] was stored, or could not be.
+    /// Reports that the PEBS record of [`Counting::record`] was or was not stored.
     fn pebs_stored(&mut self, stored: &PebsOutcome);
-    /// The BTS buffer is at its threshold: a performance-monitoring interrupt is due.
+    /// Requests a PMI, because the BTS buffer is at its threshold.
     fn request_pmi(&mut self);
-    /// Whether transactions may be executed; otherwise each one aborts at its XBEGIN.
+    /// Whether transactions may execute; otherwise each one aborts at its XBEGIN.
     fn allows_transactions(&self) -> bool;
-    /// A transaction begins or ends. All branches before it were reported.
+    /// Reports that a transaction begins or ends.
+    ///
+    /// All branches before it have been reported.
     fn transaction(&mut self, event: TransactionEvent, ring: Ring);
     /// Reports a system event. Called if [`Observe::system_events`] is set.
     fn system_event(&mut self, event: SystemEvent);
 }
 
-/// Everything that surrounds one virtual processor.
+/// The whole platform of one virtual processor.
 ///
 /// It is implemented for every type that implements its parts.
 pub trait Platform: Bus + MsrHandler + InterruptSource + Observer {}

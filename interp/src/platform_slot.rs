@@ -1,4 +1,4 @@
-//! Where the processor keeps the platform that it was lent for a run.
+//! Holds the platform that is lent to the processor for a run.
 
 #![expect(
     unsafe_code,
@@ -14,10 +14,10 @@ use std::ptr::NonNull;
 /// holds, and only the slot uses it.
 pub(crate) struct PlatformSlot(Option<NonNull<dyn Platform>>);
 
-// SAFETY: outside of `lend` the slot is empty; during it, it is borrowed by the thread that runs.
+// SAFETY: outside of `lend` the slot is empty; during `lend`, the running thread borrows it.
 unsafe impl Send for PlatformSlot {}
 
-/// Empties or restores a slot when a loan ends, by a panic too.
+/// Empties or restores a slot when a loan ends, also by a panic.
 struct Loan<'a, T> {
     owner: &'a mut T,
     slot: fn(&mut T) -> &mut PlatformSlot,
@@ -35,7 +35,7 @@ impl PlatformSlot {
         Self(None)
     }
 
-    /// Calls `f` while `owner`'s slot has the platform.
+    /// Calls `f` while the slot of `owner` holds the platform.
     pub(crate) fn lend<T, R>(
         owner: &mut T,
         slot: fn(&mut T) -> &mut Self,

@@ -1,9 +1,10 @@
-//! How far the processor may run, and how far it has come.
+//! Counts how far the processor may run, and how far it has run.
 //!
-//! A run of the interpreter is cut into slices. A slice has a number of core cycles; a cycle is a
-//! retired instruction, or one iteration of a repeated string instruction beyond its first. Entering
-//! a block takes all of its instructions off the budget at once, so that counting costs nothing per
-//! instruction; what did not retire is given back when a block is left early.
+//! A run of the interpreter is divided into slices. A slice has a number of core cycles: one for
+//! each retired instruction, and one for each iteration of a repeated string instruction after its
+//! first. Entering a block subtracts all of its instructions from the budget at once, so that
+//! counting costs nothing per instruction. If the block is left early, the instructions that did
+//! not retire are added back.
 
 #![expect(
     clippy::cast_possible_truncation,
@@ -15,25 +16,25 @@
 pub(crate) struct Progress {
     /// Cycles of the slice that no block has taken yet.
     ///
-    /// A block takes the cycles of all its instructions when it begins. The value is negative only within
-    /// a repeated string instruction, whose iterations take further cycles.
+    /// A block takes the cycles of all its instructions when it begins. The value is negative only
+    /// within a repeated string instruction, whose iterations take further cycles.
     budget: i64,
     /// Instructions from the general operation that runs to the end of its block, itself included;
     /// 0 outside such operations.
     remaining: u8,
-    /// Retired instructions at the end of the slice if all of its budget is used, modulo 2^32.
+    /// Retired instructions, modulo 2^32, once the whole budget of the slice is used.
     end_stamp: u32,
     /// Cycles of the slice.
     slice: i64,
-    /// Cycles of the slice so far that retired nothing.
+    /// Cycles of the slice so far in which no instruction retired.
     extra: i64,
-    /// Cycles of the slice that are set aside while one instruction is executed alone.
+    /// Cycles of the slice that are reserved while one instruction is executed alone.
     reserve: i64,
     /// Cycles that may follow after the slice before the performance counters must be polled.
     beyond: i64,
     /// Retired instructions before the slice.
     retired_before: u64,
-    /// Cycles before the slice that retired nothing.
+    /// Cycles before the slice in which no instruction retired.
     extra_before: u64,
 }
 
@@ -46,7 +47,7 @@ pub(crate) struct SliceUse {
     pub(crate) retired: u64,
 }
 
-/// Where a slice stood before [`Progress::isolate_instruction`].
+/// The state of a slice before [`Progress::isolate_instruction`].
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Isolated {
@@ -77,8 +78,10 @@ impl Progress {
         self.update_end_stamp();
     }
 
-    /// Begins a slice of at most `most` of the `rest` cycles that the run may still take. Later
-    /// slices may take the others; the counters need no poll before them.
+    /// Begins a slice of at most `most` cycles.
+    ///
+    /// `rest` is the number of cycles that the run may still take. Later slices may take the
+    /// others, without a poll of the counters before them.
     pub(crate) fn begin_slice(&mut self, rest: i64, most: i64) {
         debug_assert!(rest > 0 && most > 0);
         debug_assert_eq!((self.slice, self.extra), (0, 0), "the last slice was ended");
@@ -114,13 +117,13 @@ impl Progress {
         self.budget
     }
 
-    /// Sets what [`Progress::budget`] returns: other code took blocks off it.
+    /// Sets the rest of the budget, after translated code has used it.
     pub(crate) fn set_budget(&mut self, budget: i64) {
         debug_assert!((0..=self.slice).contains(&budget));
         self.budget = budget;
     }
 
-    /// Retired instructions at the end of the slice if all of its budget is used, modulo 2^32.
+    /// Returns the retired instructions, modulo 2^32, once the whole budget is used.
     pub(crate) fn end_stamp(&self) -> u32 {
         self.end_stamp
     }
@@ -130,19 +133,22 @@ impl Progress {
         self.budget > 0
     }
 
-    /// Whether the budget covers a block of so many instructions.
+    /// Whether the budget covers a block of `count` instructions.
     pub(crate) fn covers(&self, count: u32) -> bool {
         i64::from(count) <= self.budget
     }
 
-    /// Whether a block of so many instructions, for which the budget is too small, may begin the
-    /// next slice: this one has executed something, and the counters need not be polled before.
+    /// Whether a block that the budget does not cover may begin the next slice.
+    ///
+    /// It may if this slice has executed an instruction, and the counters need no poll before the
+    /// end of the block.
     pub(crate) fn next_slice_covers(&self, count: u32) -> bool {
         self.budget < self.slice && i64::from(count) <= self.budget + self.beyond
     }
 
-    /// Takes a block of so many instructions off the budget; false, with nothing done, if it does
-    /// not cover them.
+    /// Subtracts a block of `count` instructions from the budget.
+    ///
+    /// Returns false, and does nothing, if the budget does not cover them.
     #[inline(always)]
     pub(crate) fn take(&mut self, count: u32) -> bool {
         let budget = self.budget - i64::from(count);
@@ -153,24 +159,24 @@ impl Progress {
         true
     }
 
-    /// Gives back instructions of a block that did not retire.
+    /// Adds instructions of a block that did not retire back to the budget.
     pub(crate) fn give_back(&mut self, instructions: u8) {
         self.budget += i64::from(instructions);
         debug_assert!(self.budget <= self.slice);
     }
 
-    /// Says that an operation runs that can read the counts, or take cycles, before its block ends.
+    /// Begins an operation that may read the counts or take cycles within its block.
     #[inline(always)]
     pub(crate) fn begin_operation(&mut self, remaining: u8) {
         self.remaining = remaining;
     }
 
-    /// Says that no such operation runs any more.
+    /// Ends an operation that [`Progress::begin_operation`] began.
     pub(crate) fn end_operation(&mut self) {
         self.remaining = 0;
     }
 
-    /// Makes the slice end after one instruction, which is to be executed alone.
+    /// Makes the slice end after the next instruction, so that it is executed alone.
     pub(crate) fn isolate_instruction(&mut self) -> Isolated {
         debug_assert!(self.budget > 0 && self.reserve == 0);
         let isolated = Isolated {
@@ -183,7 +189,7 @@ impl Progress {
         isolated
     }
 
-    /// Continues the slice after the instruction.
+    /// Continues the slice after an instruction that was executed alone.
     pub(crate) fn rejoin(&mut self, isolated: Isolated) {
         self.budget += isolated.budget - 1;
         self.reserve = 0;
@@ -191,20 +197,21 @@ impl Progress {
         self.update_end_stamp();
     }
 
-    /// Cycles of the slice so far that retired nothing.
+    /// Returns the cycles of the slice so far in which no instruction retired.
     pub(crate) fn extra(&self) -> i64 {
         self.extra
     }
 
-    /// Iterations that the budget allows a repeated string instruction. The instruction's own cycle
-    /// pays for one.
+    /// Returns how many iterations the budget allows a repeated string instruction.
+    ///
+    /// The instruction's own cycle pays for one of them.
     pub(crate) fn affordable_iterations(&self) -> u64 {
         debug_assert!(self.remaining != 0, "an operation runs");
         let rest = self.budget + i64::from(self.remaining) + self.reserve;
         rest.max(0).cast_unsigned()
     }
 
-    /// Takes iterations of a repeated string instruction off the budget.
+    /// Subtracts iterations of a repeated string instruction from the budget.
     pub(crate) fn charge_iterations(&mut self, iterations: u64) {
         let cycles = iterations.cast_signed();
         debug_assert!(cycles >= 0);
@@ -213,9 +220,11 @@ impl Progress {
         self.update_end_stamp();
     }
 
-    /// Ends a repeated string instruction, which retires it. `before` was [`Progress::extra`] when
-    /// it began or continued: one of the iterations since is the instruction's own cycle. Returns
-    /// whether the budget still covers the rest of the block.
+    /// Ends a repeated string instruction, which retires.
+    ///
+    /// `before` was [`Progress::extra`] when it began or continued. One of the iterations since
+    /// then is the instruction's own cycle. Returns whether the budget still covers the rest of the
+    /// block.
     pub(crate) fn finish_repetition(&mut self, before: i64) -> bool {
         debug_assert!(before <= self.extra);
         if self.extra > before {
@@ -226,15 +235,16 @@ impl Progress {
         self.budget >= 0 || self.remaining <= 1
     }
 
-    /// Retired instructions up to the end of the block that runs, modulo 2^32: the time stamp of
-    /// the branch that ends it.
+    /// Returns the time stamp of the branch that ends the current block.
+    ///
+    /// It is the number of instructions retired up to the end of the block, modulo 2^32.
     #[inline(always)]
     pub(crate) fn branch_stamp(&self) -> u32 {
         self.end_stamp
             .wrapping_sub(self.budget.cast_unsigned() as u32)
     }
 
-    /// Instructions retired in this slice, not counting the one that runs.
+    /// Returns the instructions retired in this slice, without the current one.
     pub(crate) fn retired_in_slice(&self) -> u64 {
         let retired = self.slice - self.budget - i64::from(self.remaining) - self.extra;
         retired.max(0).cast_unsigned()
@@ -245,12 +255,12 @@ impl Progress {
         self.retired_before
     }
 
-    /// Retired instructions, not counting the one that runs.
+    /// Returns the retired instructions, without the current one.
     pub(crate) fn retired(&self) -> u64 {
         self.retired_before.wrapping_add(self.retired_in_slice())
     }
 
-    /// Core cycles, not counting the one of the instruction that runs.
+    /// Returns the core cycles, without that of the current instruction.
     pub(crate) fn cycles(&self) -> u64 {
         let extra = self.extra_before.wrapping_add_signed(self.extra);
         self.retired().wrapping_add(extra)

@@ -1,4 +1,4 @@
-//! The register file: general registers, RIP and RFLAGS, and the slots that make up an address.
+//! The register file: general registers, RIP, RFLAGS, and the parts of addresses.
 
 #![expect(
     clippy::cast_possible_truncation,
@@ -22,9 +22,9 @@ pub(crate) enum Reg {
     R8, R9, R10, R11, R12, R13, R14, R15,
     /// Always zero: no base or no index.
     Zero,
-    /// RIP of the first instruction of the block that runs.
+    /// RIP of the first instruction of the current block.
     BlockRip,
-    /// The base of ES, as it counts in the current mode: zero in 64-bit mode.
+    /// The effective base of ES in the current mode: zero in 64-bit mode.
     EsBase, CsBase, SsBase, DsBase, FsBase, GsBase,
     Ah = Reg::HIGH, Ch, Dh, Bh,
 }
@@ -33,7 +33,7 @@ pub(crate) enum Reg {
 const SLOT_COUNT: usize = Reg::Bh as usize + 1;
 
 impl Reg {
-    /// Set in the values of AH, CH, DH and BH; the rest is the number of the register they are in.
+    /// Bit in the values of AH, CH, DH and BH; the other bits number their register.
     const HIGH: u8 = 0x20;
 
     const GENERAL: [Self; 16] = [
@@ -64,8 +64,10 @@ impl Reg {
         Self::GsBase,
     ];
 
-    /// The general register with this number, modulo 16. Segment, control and debug registers and
-    /// the like are operands too: they are stored as the general register of the same number.
+    /// Returns the general register with this number, modulo 16.
+    ///
+    /// Operands that are segment, control, debug and other registers are stored as the general
+    /// register of the same number.
     pub(crate) const fn general(number: u8) -> Self {
         Self::GENERAL[(number & 15) as usize]
     }
@@ -85,13 +87,13 @@ impl Reg {
         Self::SEGMENT_BASES[seg % 6]
     }
 
-    /// The segment, 0 to 5, that [`Reg::segment_base`] was given.
+    /// Returns the argument of [`Reg::segment_base`], the segment 0 to 5.
     pub(crate) fn segment(self) -> usize {
         debug_assert!((Self::EsBase as u8..=Self::GsBase as u8).contains(&(self as u8)));
         (self as usize).wrapping_sub(Self::EsBase as usize) % 6
     }
 
-    /// The number that [`Reg::general`] was given.
+    /// Returns the argument of [`Reg::general`], the register's number.
     pub(crate) const fn number(self) -> u8 {
         self as u8 & 15
     }
@@ -104,15 +106,18 @@ impl Reg {
 
 /// The registers that operations work on.
 ///
-/// While the guest runs they overrule those in [`CpuState`](hindsight_cpu::state::CpuState).
-/// Invariants: the slot [`Reg::Zero`] is 0; [`Registers::system`] has no arithmetic flag and has bit 1.
+/// While the guest runs, they take precedence over those in
+/// [`CpuState`](hindsight_cpu::state::CpuState).
+///
+/// Invariants: the slot [`Reg::Zero`] is 0; [`Registers::system`] has no arithmetic flag and has
+/// bit 1.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Registers {
     values: [u64; SLOT_COUNT],
     /// The arithmetic flags of RFLAGS.
     pub(crate) flags: LazyFlags,
-    /// RIP. Between blocks it is valid; within one it follows from [`Reg::BlockRip`].
+    /// RIP between blocks; within a block, [`Reg::BlockRip`] determines it.
     pub(crate) rip: u64,
     /// RFLAGS without the arithmetic flags.
     system: Rflags,
@@ -134,7 +139,7 @@ impl Registers {
         general
     }
 
-    /// The general registers, to be changed.
+    /// Returns the general registers for writing.
     pub(crate) fn general_mut(&mut self) -> &mut [u64; 16] {
         let (general, _) = self
             .values
@@ -210,7 +215,7 @@ impl Registers {
         }
     }
 
-    /// The base of CS as it counts in the current mode: zero in 64-bit mode.
+    /// Returns the effective base of CS in the current mode: zero in 64-bit mode.
     pub(crate) fn cs_base(&self) -> u64 {
         self.get(Reg::segment_base(seg::CS))
     }
@@ -231,7 +236,9 @@ impl Registers {
         self.system | self.flags.rflags()
     }
 
-    /// Sets RFLAGS; reserved bits are ignored. What depends on its system flags is not updated.
+    /// Sets RFLAGS; reserved bits are ignored.
+    ///
+    /// The caller must update all state that depends on its system flags.
     pub(crate) fn set_rflags(&mut self, v: Rflags) {
         self.flags = LazyFlags::explicit(v);
         self.system = (v & !ARITHMETIC) | Rflags::FIXED;
@@ -250,7 +257,9 @@ impl Registers {
         self.system.intersects(flags)
     }
 
-    /// Sets or clears system flags. What depends on them is not updated.
+    /// Sets or clears system flags.
+    ///
+    /// The caller must update all state that depends on them.
     pub(crate) fn set_flag(&mut self, flags: Rflags, on: bool) {
         debug_assert!(!flags.intersects(ARITHMETIC | Rflags::FIXED));
         self.system.set(flags, on);

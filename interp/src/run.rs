@@ -16,10 +16,10 @@ use hindsight_regs::dr::Dr6;
 use hindsight_regs::rflags::Rflags;
 use hindsight_regs::vector::Vector;
 
-/// Cycles of a slice at most: pending interrupts are polled between slices.
+/// Maximum cycles of a slice: pending interrupts are polled between slices.
 const SLICE: i64 = 4096;
 
-/// Slices without a retired instruction after which the caller gets control.
+/// Number of slices without a retired instruction after which a run ends.
 const STUCK: u32 = 1000;
 
 impl Core {
@@ -113,7 +113,7 @@ impl Core {
 
     /// Runs until the budget of the slice is used up or a boundary must be handled.
     fn slice(&mut self) -> RunResult {
-        // An event since the last block changed RIP: the branch that ended it leads elsewhere.
+        // An event since the last block has changed RIP, so the pending branch does not lead here.
         self.code.clear_pending_link();
         while self.progress.has_budget() {
             if self.debug.stops.has_breakpoints() {
@@ -140,7 +140,7 @@ impl Core {
                 if self.progress.next_slice_covers(count) {
                     return Ok(None);
                 }
-                // The deadline is inside the block.
+                // The budget ends within the block.
                 let outcome = self.step_instruction()?;
                 if outcome.is_some()
                     || !matches!(self.exit.reason, ExitReason::Lookup | ExitReason::Budget)
@@ -167,7 +167,7 @@ impl Core {
         Ok(None)
     }
 
-    /// Executes exactly one instruction, with all that may happen before and after it.
+    /// Executes exactly one instruction, with the events before and after it.
     fn step_instruction(&mut self) -> RunResult {
         self.exit.reason = ExitReason::Lookup;
         let lin = self.code_lin(self.regs.rip);
@@ -188,7 +188,7 @@ impl Core {
         // SAFETY: it was found just now, and `block` is not used after the next `find_block`.
         let block = unsafe { entry.live() };
         let had_ss_shadow = self.state.events.mov_ss_shadow;
-        // What TF and BTF are when the instruction starts counts (rule BTF-12).
+        // The values of TF and BTF at the start of the instruction apply (rule BTF-12).
         let tf = self.regs.flag(Rflags::TF);
         let on_branch = self.branches.observe().step_on_branch;
         let taken = self.branches.taken();
@@ -200,7 +200,7 @@ impl Core {
         self.dispatch_isolated(block);
         self.end_accesses();
         if had_ss_shadow {
-            // The second of two loads of SS in a row gives no shadow.
+            // The second of two consecutive loads of SS causes no shadow.
             self.state.events.mov_ss_shadow = false;
         }
         match self.exit.reason {
@@ -237,7 +237,7 @@ impl Core {
     ) -> Result<(), Shutdown> {
         let mut deferred = std::mem::take(&mut self.state.events.deferred_db);
         if kind == SoftwareInterruptKind::Int1 && deferred != 0 {
-            // Its own #DB reports what a load of SS has deferred.
+            // This #DB also reports the conditions that a load of SS has deferred.
             self.report_debug_conditions(std::mem::take(&mut deferred));
         }
         self.deliver(Self::software_event(vector, kind))?;
@@ -247,7 +247,7 @@ impl Core {
         Ok(())
     }
 
-    /// Executes a block, and what it leads to while the budget lasts.
+    /// Executes a block and its successors while the budget lasts.
     fn dispatch(&mut self, block: LiveBlock<'_, Self>) {
         let taken = self.progress.take(block.count());
         debug_assert!(taken, "the budget covers the block");
@@ -282,9 +282,10 @@ impl Core {
             Fault::Unimplemented => return Ok(Some(self.unimplemented())),
             Fault::Shutdown => return Err(Shutdown),
             Fault::BetweenIterations => {
-                // The instruction did not retire: it continues after what is pending was handled.
+                // The instruction did not retire: it continues after the pending events were
+                // handled.
                 self.regs.set_flag(Rflags::RF, true);
-                // An iteration is no branch (rule BTF-11).
+                // An iteration is not a branch (rule BTF-11).
                 let on_branch = self.branches.observe().step_on_branch;
                 let step = self.regs.flag(Rflags::TF) && !on_branch;
                 self.finish_instruction(step);
@@ -303,7 +304,9 @@ impl Core {
         Ok(None)
     }
 
-    /// After an instruction or iteration that is complete; `step` if a single-step trap follows it.
+    /// Finishes a complete instruction or iteration.
+    ///
+    /// `step` says that a single-step trap follows it.
     fn finish_instruction(&mut self, step: bool) {
         let step = if step { Dr6::BS.bits() } else { 0 };
         let events = &mut self.state.events;
@@ -329,10 +332,10 @@ impl Core {
         }
     }
 
-    /// The block at RIP, if the jump cache has it.
+    /// Returns the block at RIP, if the jump cache has it.
     fn find_jump(&mut self) -> Option<BlockEntry<Self>> {
         let entry = self.code.jump(self.regs.rip)?;
-        // SAFETY: it was read just now; only the count of the block is read.
+        // SAFETY: the entry was just read from the cache; only the count of the block is read.
         if unsafe { entry.live() }.count() == DEAD {
             return None;
         }
@@ -340,11 +343,13 @@ impl Core {
         Some(entry)
     }
 
-    /// The block at RIP, from the cache or decoded; `exact` for a block of one instruction.
+    /// Returns the block at RIP, from the cache or newly decoded.
+    ///
+    /// With `exact` it is a block of one instruction.
     fn find_block(&mut self, exact: bool) -> Result<BlockEntry<Self>, Fault> {
         let rip = self.regs.rip;
         self.code.count_lookup();
-        // SAFETY: the run loop uses no block that it found before, and no handler runs.
+        // SAFETY: the run loop uses no block that it found earlier, and no handler runs.
         unsafe { self.tidy_code() };
         let lin = self.code_lin(rip);
         if !self.mode.is_64bit() && rip > self.cs().limit.into() {

@@ -15,7 +15,7 @@ pub(crate) use hindsight_cpu::state::canonical;
 use hindsight_cpu::state::{Segment, seg};
 
 impl Core {
-    /// The linear address of `size` bytes at an offset in a segment, checked.
+    /// Checks an access of `size` bytes in a segment; returns its linear address.
     pub(crate) fn linear(&self, seg: usize, ea: u64, size: u64, write: bool) -> Result<u64, Fault> {
         if self.mode.is_64bit() {
             let lin = self.regs.get(Reg::segment_base(seg)).wrapping_add(ea);
@@ -54,7 +54,9 @@ impl Core {
         }
     }
 
-    /// The descriptor that a selector names; None outside its table or for the null selector.
+    /// Returns a selector's descriptor.
+    ///
+    /// Returns `None` for a null selector, or one outside its table.
     pub(crate) fn descriptor(&mut self, selector: u16) -> Result<Option<Descriptor>, Fault> {
         let (base, limit) = if selector & 4 == 0 {
             if selector & 0xfffc == 0 {
@@ -78,17 +80,17 @@ impl Core {
         }))
     }
 
-    /// A linear address as wide as the mode has them.
+    /// Truncates a linear address to the width of the mode.
     pub(crate) fn wrap(&self, lin: u64) -> u64 {
         if self.lma() { lin } else { lin & 0xffff_ffff }
     }
 
-    /// The same, or #GP that names the selector.
+    /// Returns a selector's descriptor, or #GP with the selector if there is none.
     pub(crate) fn need_descriptor(&mut self, selector: u16) -> Result<Descriptor, Fault> {
         self.descriptor(selector)?.ok_or(gp(selector))
     }
 
-    /// The upper half of a 16-byte system descriptor in IA-32e mode: bits 63:32 of the base.
+    /// Returns bits 63:32 of the base from a 16-byte system descriptor in IA-32e mode.
     pub(crate) fn descriptor_high(&mut self, d: Descriptor, selector: u16) -> Result<u64, Fault> {
         let table = if selector & 4 == 0 {
             u32::from(self.state.gdtr.limit)
@@ -105,7 +107,7 @@ impl Core {
         Ok(high << 32)
     }
 
-    /// Sets the accessed bit in the table.
+    /// Sets the accessed bit of a descriptor in its table.
     pub(crate) fn mark_accessed(&mut self, d: &mut Descriptor) -> Result<(), Fault> {
         if d.raw & 1 << 40 == 0 {
             d.raw |= 1 << 40;
@@ -191,7 +193,7 @@ impl Core {
         self.put_segment(index, s);
     }
 
-    /// Sets a segment register and what depends on it.
+    /// Sets a segment register, and updates the state that depends on it.
     pub(crate) fn put_segment(&mut self, index: usize, s: Segment) {
         let old = self.state.seg[index];
         self.state.seg[index] = s;
@@ -269,7 +271,9 @@ impl Core {
         Ok(())
     }
 
-    /// The shadow after a load of SS by MOV or POP; the second of two in a row gives none.
+    /// Starts the shadow after a load of SS by MOV or POP.
+    ///
+    /// The second of two consecutive loads starts none.
     pub(crate) fn shadow_ss(&mut self) {
         self.state.events.mov_ss_shadow = true;
         self.exit.requested = true;
@@ -306,7 +310,7 @@ impl Core {
         self.put_segment(seg::CS, cs);
     }
 
-    /// A null SS with the given privilege level, as interrupts in 64-bit mode make it.
+    /// Loads a null SS with a privilege level, as interrupts in 64-bit mode do.
     pub(crate) fn null_ss(&mut self, cpl: u8) {
         let access = u16::from(cpl) << 5;
         let selector = u16::from(cpl);
@@ -320,7 +324,9 @@ impl Core {
         self.put_segment(seg::SS, s);
     }
 
-    /// The descriptor of a selector for LAR, LSL, VERR and VERW; `None` where they clear ZF.
+    /// Returns a selector's descriptor for LAR, LSL, VERR and VERW.
+    ///
+    /// Returns `None` where they clear ZF.
     pub(crate) fn inspect(&mut self, selector: u16) -> Result<Option<Descriptor>, Fault> {
         let Some(d) = self.descriptor(selector)? else {
             return Ok(None);

@@ -1,20 +1,20 @@
-//! Sets of addresses that are queried far more often than they change: breakpoints and watched bytes.
+//! Sets of breakpoints and watched bytes, which are queried far more than changed.
 //!
-//! A query of an address that is in no set, the common case, reads one bit of a filter, however many
-//! addresses there are.
+//! A query of an address that is in no set, the common case, reads one bit of a filter, however
+//! many addresses the set has.
 
 use crate::memory::PAGE;
 
-/// Bits of a filter at most.
+/// Maximum number of bits in a filter.
 const FILTER_BITS_MAX: usize = 1 << 22;
-/// Bits of a filter for each of its keys: at most one in sixteen queries of other keys passes.
+/// Filter bits for each key: at most 1 in 16 queries of other keys passes.
 const BITS_PER_KEY: usize = 16;
-/// A watched range that is longer is searched for without a filter.
+/// Watched ranges longer than this are searched without a filter.
 const LONG: u64 = PAGE;
-/// Bytes that share a key in the filter of watched bytes.
+/// Number of bytes that share a key in the filter of watched bytes.
 const LINE: u64 = 64;
 
-/// A set of keys that may also report keys which it does not have.
+/// A set of keys with false positives: it may report keys that it does not have.
 #[derive(Debug)]
 struct Filter {
     bits: Box<[u64]>,
@@ -26,7 +26,7 @@ impl Filter {
         Self::with_count(keys.len(), keys)
     }
 
-    /// A filter for about `count` keys.
+    /// Creates a filter for about `count` keys.
     fn with_count(count: usize, keys: impl Iterator<Item = u64>) -> Self {
         let bits = count.saturating_mul(BITS_PER_KEY).next_power_of_two();
         let bits = bits.clamp(64, FILTER_BITS_MAX);
@@ -58,14 +58,14 @@ impl Filter {
 #[derive(Debug)]
 pub(crate) struct BreakpointAddresses {
     addresses: Vec<u64>,
-    /// Numbers of the pages that have any.
+    /// Numbers of the pages that contain a breakpoint.
     pages: Vec<u64>,
     address_filter: Filter,
     page_filter: Filter,
 }
 
 impl BreakpointAddresses {
-    /// The set of these addresses, which ascend.
+    /// Creates the set of these addresses, which must ascend.
     pub(crate) fn new(addresses: Vec<u64>) -> Self {
         debug_assert!(addresses.is_sorted(), "the addresses ascend");
         let mut pages: Vec<u64> = addresses.iter().map(|lin| lin / PAGE).collect();
@@ -94,7 +94,7 @@ impl BreakpointAddresses {
         self.page_filter.may_contain(page) && self.pages.binary_search(&page).is_ok()
     }
 
-    /// The addresses that another set does not have.
+    /// Returns the addresses that another set does not have.
     pub(crate) fn added_to<'a>(&'a self, old: &'a Self) -> impl Iterator<Item = u64> + 'a {
         let addresses = self.addresses.iter().copied();
         addresses.filter(|&lin| !old.contains(lin))
@@ -129,13 +129,13 @@ impl MergedRanges {
 pub(crate) struct WatchedSet {
     long: MergedRanges,
     short: MergedRanges,
-    /// Of the short ranges: bytes by [`LINE`], and pages.
+    /// Filters of the short ranges: one of units of [`LINE`] bytes, and one of pages.
     lines: Filter,
     pages: Filter,
 }
 
 impl WatchedSet {
-    /// The set of the bytes in these ranges, given by their first and last bytes.
+    /// Creates the set of the bytes in these ranges of first and last bytes.
     pub(crate) fn new(ranges: impl Iterator<Item = (u64, u64)>) -> Self {
         let (short, long): (Vec<_>, Vec<_>) = ranges.partition(|(from, to)| to - from < LONG);
         let (short, long) = (MergedRanges::new(short), MergedRanges::new(long));

@@ -1,9 +1,9 @@
-//! What a debugger outside the guest stops for: breakpoints that no guest can detect.
+//! A debugger's stop conditions, such as breakpoints, which no guest can detect.
 //!
-//! They are independent of the guest's own debug registers. A breakpoint has a linear address.
-//! Blocks are shared by all linear addresses that are mapped to their page. Pages with a breakpoint
-//! have blocks of their own, for one linear address each, which end before every breakpoint; and a
-//! block that starts at a breakpoint is never linked, so that [`crate::Vcpu::run`] checks its address
+//! They are independent of the guest's own debug registers. A breakpoint has a linear address, but
+//! a block is shared by all linear addresses that map to its page. A page with a breakpoint
+//! therefore has its own blocks for one linear address, which end before every breakpoint. A block
+//! that starts at a breakpoint is never linked, so that [`crate::Vcpu::run`] checks its address
 //! each time it is entered.
 
 use crate::memory::PAGE;
@@ -11,27 +11,27 @@ use crate::stop_sets::{BreakpointAddresses, WatchedSet};
 use hindsight_cpu::stops::{MsrStops, StopConditions, StopHit, Watchpoint};
 use hindsight_regs::vector::Vector;
 
-/// [`StopConditions`] in the form in which the processor checks them, and what was hit.
+/// [`StopConditions`] in the form that the processor checks, and what was hit.
 #[derive(Debug)]
 pub(crate) struct ActiveStops {
     stops: StopConditions,
     breakpoints: BreakpointAddresses,
-    /// What the watchpoints watch for reads and for writes.
+    /// The bytes that watchpoints watch for reads and for writes.
     read: WatchedSet,
     written: WatchedSet,
     /// The first condition that was met.
     hit: Option<StopHit>,
-    /// The exception that is delivered next was already stopped at.
+    /// Whether the processor has stopped for the exception that it delivers next.
     pub(crate) skip_exception: bool,
-    /// Interrupts and NMIs are masked: a debugger steps.
+    /// Whether interrupts and NMIs are masked, because a debugger steps.
     pub(crate) mask_interrupts: bool,
-    /// The run ends when an exception was delivered.
+    /// Whether the run ends after an exception was delivered.
     pub(crate) at_exceptions: bool,
-    /// Events delivered so far.
+    /// Number of events delivered so far.
     deliveries: u64,
 }
 
-/// What changed by [`ActiveStops::set`].
+/// What a call of [`ActiveStops::set`] changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StopsChange {
     /// Page offsets of the breakpoints that are new: blocks that contain one must be split.
@@ -57,7 +57,7 @@ impl ActiveStops {
         }
     }
 
-    /// Stops at these conditions from now on.
+    /// Replaces the stop conditions; returns what changed.
     pub(crate) fn set(&mut self, stops: &StopConditions) -> StopsChange {
         let mut stops = stops.clone();
         stops.execute.sort_unstable();
@@ -122,7 +122,7 @@ impl ActiveStops {
         watched.overlaps(lin, last)
     }
 
-    /// The condition that was met first.
+    /// Returns the condition that was met first.
     pub(crate) fn hit(&self) -> Option<StopHit> {
         self.hit
     }
@@ -136,7 +136,7 @@ impl ActiveStops {
         self.hit.get_or_insert(hit);
     }
 
-    /// Records that an instruction with a breakpoint is next.
+    /// Records a hit of the breakpoint at the next instruction.
     pub(crate) fn record_breakpoint(&mut self, lin: u64) {
         debug_assert!(self.has_breakpoint(lin));
         self.record(StopHit::Execute(lin));
@@ -161,7 +161,7 @@ impl ActiveStops {
         true
     }
 
-    /// Records a port access, if it is stopped for.
+    /// Records a port access, if a stop condition covers it.
     pub(crate) fn record_port(&mut self, port: u16, size: u8, write: bool) {
         let last = port.saturating_add(u16::from(size.max(1) - 1));
         let hit = self.stops.ports.iter().any(|watch| {
@@ -174,7 +174,7 @@ impl ActiveStops {
         }
     }
 
-    /// Records a write to an MSR, if it is stopped for.
+    /// Records a write to an MSR, if a stop condition covers it.
     pub(crate) fn record_msr(&mut self, index: u32, value: u64) {
         let hit = match &self.stops.msrs {
             MsrStops::None => false,
@@ -193,14 +193,17 @@ impl ActiveStops {
         }
     }
 
-    /// Whether to stop for an exception that is delivered now. One that was stopped at before its
-    /// delivery is not stopped for again.
+    /// Whether to stop for an exception that is delivered now.
+    ///
+    /// The processor does not stop again for one that it stopped for before the delivery.
     fn stops_for_exception(&mut self, vector: Vector) -> bool {
         let skip = std::mem::take(&mut self.skip_exception);
         !skip && vector.0 < 32 && self.stops.exceptions >> vector.0 & 1 != 0
     }
 
-    /// Records an exception that is about to be delivered; true if its delivery must wait.
+    /// Records an exception that is about to be delivered.
+    ///
+    /// Returns true if its delivery must wait for the debugger.
     pub(crate) fn record_exception(&mut self, vector: Vector, code: Option<u32>) -> bool {
         let stop = self.stops_for_exception(vector);
         if stop {
@@ -217,8 +220,9 @@ impl ActiveStops {
         self.deliveries += 1;
     }
 
-    /// Records the delivery of a double fault, or of an exception that an instruction raises by its
-    /// name. The stop comes after the delivery, because such an exception cannot be raised again.
+    /// Records the delivery of a double fault, or of an INT3, INTO or INT1.
+    ///
+    /// The processor stops after the delivery, because such an exception cannot be raised again.
     pub(crate) fn record_delivered_exception(&mut self, vector: Vector, code: Option<u32>) {
         if self.stops_for_exception(vector) {
             self.record(StopHit::Exception {
@@ -228,7 +232,7 @@ impl ActiveStops {
         }
     }
 
-    /// Events delivered so far.
+    /// Returns the number of events delivered so far.
     pub(crate) fn deliveries(&self) -> u64 {
         self.deliveries
     }

@@ -1,4 +1,4 @@
-//! What the interpreter can execute, in CPUID's own form.
+//! The features that the interpreter can execute, as CPUID leaves.
 
 use std::arch::is_x86_feature_detected as host_has;
 
@@ -6,7 +6,7 @@ fn bits(list: &[u32]) -> u32 {
     list.iter().fold(0, |mask, bit| mask | 1 << bit)
 }
 
-/// The bits of the list whose extension the host has.
+/// Returns the bits in the list whose extension the host has.
 fn thunked(list: &[(bool, u32)]) -> u32 {
     list.iter()
         .filter(|(on, _)| *on)
@@ -25,9 +25,11 @@ const COMPONENTS: [(u32, u32, u32); 5] = [
 /// CPUID.7.0:EDX: MD_CLEAR, SPEC_CTRL, STIBP, L1D_FLUSH, SSBD. There is no speculation to control.
 const LEAF_7_EDX: u32 = 1 << 10 | 0b111 << 26 | 1 << 31;
 
-/// EAX, EBX, ECX, EDX of a CPUID leaf as far as the interpreter on this host supports it: integer
-/// and system instructions always, vector and similar ones where the host's processor has them.
-/// Leaves that only describe (vendor, brand, family) are the host's own.
+/// Returns a CPUID leaf as the interpreter supports it on this host.
+///
+/// The registers are EAX, EBX, ECX, EDX. Integer and system instructions are always supported,
+/// vector and similar ones if the host's processor has them. Leaves that only describe the
+/// processor (vendor, brand, family) are the host's own.
 pub fn supported_cpuid(leaf: u32, subleaf: u32) -> [u32; 4] {
     match (leaf, subleaf) {
         (1, _) => [raw(1, 0)[0], 0, leaf_1_ecx(), leaf_1_edx()],
@@ -54,7 +56,7 @@ fn raw(leaf: u32, subleaf: u32) -> [u32; 4] {
 }
 
 fn avx512() -> bool {
-    // Saving opmask registers needs BW.
+    // Saving opmask registers needs AVX512BW.
     host_has!("avx512f") && host_has!("avx512bw")
 }
 
@@ -89,8 +91,8 @@ fn leaf_1_edx() -> u32 {
 
 fn leaf_7_ebx() -> u32 {
     let wide = |on: bool| on && avx512();
-    // FSGSBASE, TSC_ADJUST, FDP_EXCPTN_ONLY, SMEP, ERMS, INVPCID, FCS and FDS deprecated, RDSEED, ADX,
-    // SMAP, CLFLUSHOPT, CLWB.
+    // FSGSBASE, TSC_ADJUST, FDP_EXCPTN_ONLY, SMEP, ERMS, INVPCID, FCS and FDS deprecated, RDSEED,
+    // ADX,
     bits(&[0, 1, 6, 7, 9, 10, 13, 18, 19, 20, 23, 24])
         | thunked(&[
             (host_has!("bmi1"), 3),

@@ -1,8 +1,8 @@
 //! Hardware task switches. SDM Vol. 3A, "Task Management".
 //!
-//! All accesses to both TSSs and their descriptors are checked before anything is written. From
-//! then on the switch is complete, and faults are those of the new task, before its first
-//! instruction: their frames hold its EIP and ESP.
+//! All accesses to both TSSs and their descriptors are checked before anything is written. After
+//! that, faults belong to the new task, before its first instruction: their frames hold its EIP and
+//! ESP.
 
 #![expect(
     clippy::cast_possible_truncation,
@@ -19,16 +19,16 @@ use hindsight_regs::dr::Dr6;
 use hindsight_regs::rflags::Rflags;
 use hindsight_regs::vector::Vector;
 
-/// What switches tasks.
+/// The cause of a task switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SwitchKind {
     Jump,
-    /// CALL, or an event: the old task is linked.
+    /// CALL or an event: the new TSS is linked to the old task.
     Nested,
     Return,
 }
 
-/// The registers in a TSS.
+/// The registers that a TSS holds.
 struct Image {
     cr3: u32,
     eip: u32,
@@ -41,7 +41,7 @@ struct Image {
 }
 
 impl Core {
-    /// An event through a task gate.
+    /// Delivers an event through a task gate.
     pub(crate) fn task_gate_event(
         &mut self,
         selector: u16,
@@ -61,7 +61,7 @@ impl Core {
         Ok(())
     }
 
-    /// IRET with NT set.
+    /// Executes IRET with NT set.
     pub(crate) fn task_return(&mut self) -> Result<(), Fault> {
         if self.state.tr.limit < 1 {
             return Err(ts(self.state.tr.selector));
@@ -70,7 +70,7 @@ impl Core {
         self.switch(link, SwitchKind::Return)
     }
 
-    /// A far JMP or CALL to a TSS or task gate.
+    /// Executes a far JMP or CALL to a TSS or task gate.
     pub(crate) fn task_jump(&mut self, selector: u16, call: bool) -> Result<(), Fault> {
         self.switch(
             selector,
@@ -133,7 +133,7 @@ impl Core {
         self.state.tr.access & 8 != 0
     }
 
-    /// Raises the page faults of the switch's writes.
+    /// Raises the page faults that the writes of the switch would raise.
     fn probe_switch(&mut self, new: Descriptor, kind: SwitchKind) -> Result<(), Fault> {
         let (first, len) = if self.is_tss_wide() {
             (0x20, 0x40)

@@ -1,4 +1,4 @@
-//! Whole programs in the interpreter, against the same code on the host.
+//! Compares whole programs in the interpreter with the same code on the host.
 #![allow(unsafe_code, reason = "the programs are assembly")]
 #![allow(clippy::cast_precision_loss, reason = "a measurement")]
 

@@ -10,7 +10,7 @@ use hindsight_interp::Exit;
 /// Bytes that each string instruction is to handle.
 const COUNT: u64 = 20_000;
 
-/// Repeats of string instructions, with other instructions before and behind them in their blocks.
+/// Repeated string instructions, with other instructions before and after them.
 const PROGRAM: &[u8] = &[
     0xb9, 0x20, 0x4e, 0, 0, // mov ecx, COUNT
     0xf3, 0xaa, // rep stosb

@@ -1,4 +1,4 @@
-//! Code that something else changed while the interpreter did not run the guest.
+//! Tests code that was changed while the interpreter did not run the guest.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

@@ -64,7 +64,7 @@ fn setup(ram: &Ram, pkru: u32, rights: u64) -> (CpuState, Machine) {
     (st, machine)
 }
 
-/// Records in the buffer, as its index has them.
+/// Returns the number of records in the buffer, from its index.
 fn records(ram: &Ram) -> u64 {
     (ram.read_u64(usize::try_from(AREA).unwrap() + 8) - BUFFER) / 24
 }

@@ -45,9 +45,9 @@ unsafe extern "C" {
 }
 
 const DATA: usize = 0x20_0000;
-/// A page that is not there.
+/// A page that is not mapped.
 const ABSENT: usize = 0x60_0000;
-/// Where a page fault goes: a HLT.
+/// The page-fault handler: a HLT.
 const HANDLER: usize = 0xf000;
 
 /// A processor with AVX and AVX-512, whatever the host has.

@@ -1,4 +1,4 @@
-//! What raises exceptions, what keeps NMIs out, and how software interrupts of virtual-8086 mode are seen.
+//! Tests exceptions, NMI blocking, and software interrupts of virtual-8086 mode.
 
 mod common;
 
@@ -9,7 +9,7 @@ use hindsight_interp::{BranchClass, Exit, Observe, SystemEvent};
 const HANDLER: usize = CODE + 0x3000;
 const HLT: u8 = 0xf4;
 
-/// Runs 64-bit code, and gives the vector whose handler it came to, with the state there.
+/// Runs 64-bit code; returns the vector of its exception, and the state there.
 fn raised(code: &[u8], nmi_blocked: bool) -> (u64, CpuState) {
     let ram = Ram::new(4 << 20);
     let mut st = long_mode(&ram, 0);

@@ -19,8 +19,9 @@ const PROGRAM: &[u8] = &[
 const FWAIT: u64 = CODE as u64 + 10;
 const END: u64 = CODE as u64 + 12;
 
-/// A processor before [`PROGRAM`], which divides by zero with that exception unmasked; the handler of
-/// the interrupt is `handler`.
+/// Returns a processor at [`PROGRAM`], which divides by zero.
+///
+/// The exception is unmasked, and `handler` is the handler of the interrupt.
 fn divides(ram: &Ram, ne: u64, handler: &[u8]) -> Vcpu {
     let mut st = long_mode(ram, 0);
     st.cr0 = st.cr0 & !CR0_NE | ne;

@@ -58,9 +58,9 @@ unsafe extern "C" {
 const DATA: u64 = 0x20_0000;
 /// A page that is not mapped.
 const ABSENT: u64 = 0x60_0000;
-/// Beyond the memory.
+/// An address beyond the guest's memory.
 const MMIO: u64 = 32 << 20;
-/// Where exceptions go, in steps of 16 bytes by vector: HLT.
+/// Exception handlers, one each 16 bytes by vector: HLT.
 const HANDLERS: usize = 0xf000;
 const GP: u64 = 13;
 const PF: u64 = 14;

@@ -1,5 +1,7 @@
-//! Accesses of 32-bit code through segments of every shape: where the limit ends, and where addresses
-//! wrap round. SDM Vol. 3A, "Limit Checking" and "Type Checking".
+//! Tests accesses of 32-bit code through segments of every shape.
+//!
+//! They check where the limit ends, and where addresses wrap. SDM Vol. 3A, "Limit Checking" and
+//! "Type Checking".
 
 mod common;
 
@@ -25,8 +27,9 @@ fn protected(ram: &Ram, ds: Segment, at: u32) -> CpuState {
     st
 }
 
-/// Whether an access of four bytes is allowed; before it comes one in the middle of its page, so that
-/// its translation is known.
+/// Whether an access of four bytes is allowed.
+///
+/// An access in the middle of the page precedes it, so that the TLB has the page.
 fn allowed(ds: Segment, at: u32, write: bool) -> bool {
     let ram = Ram::new(4 << 20);
     let mut st = protected(&ram, ds, at);

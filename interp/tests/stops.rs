@@ -1,4 +1,4 @@
-//! What a debugger outside the machine stops for.
+//! Tests the stop conditions of a debugger outside the machine.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

@@ -1,4 +1,4 @@
-//! What the software TLB saves.
+//! Tests how many page walks the software TLB saves.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

@@ -110,7 +110,8 @@ fn xabort_undoes_registers_vectors_flags_and_memory() {
 #[test]
 fn instructions_that_no_region_can_have_abort_it() {
     for body in [
-        // CPUID, PAUSE, HLT, CLI, POPFQ, INT 80H, UD2, OUT, RDMSR, XSAVE, FLD1, MOVNTI, MOV DS, SYSCALL.
+        // CPUID, PAUSE, HLT, CLI, POPFQ, INT 80H, UD2, OUT, RDMSR, XSAVE, FLD1, MOVNTI, MOV DS,
+        // SYSCALL.
         &[0x0f, 0xa2][..],
         &[0xf3, 0x90],
         &[0xf4],
@@ -237,10 +238,10 @@ fn interrupt_aborts_transaction_before_its_delivery() {
 
 #[test]
 fn code_that_the_region_writes_aborts_it() {
-    // MOV byte [RIP + 4], 90H, before an instruction of the same block; and one further on, jumped to.
+    // MOV byte [RIP], 90H: writes the next instruction, which is in the same block.
     let near = [0xc6, 0x05, 0, 0, 0, 0, 0x90, 0x90];
     assert_eq!(status_of(&near), 0);
-    // MOV byte [RDI], F4H (HLT); JMP RDI.
+    // MOV byte [RDI], F4H (HLT); JMP RDI: jumps to the code that it writes.
     assert_eq!(status_of(&[0xc6, 0x07, 0xf4, 0xff, 0xe7]), 0);
 }
 
@@ -306,8 +307,9 @@ fn advanced_debugging_goes_back_to_the_xbegin() {
 #[test]
 fn processors_in_parallel_lose_no_count() {
     let ram = Ram::new(4 << 20);
-    // again: XBEGIN fallback; INC qword [RDI]; XEND; JMP next; fallback: LOCK INC qword [RDI + 64]; next: DEC
-    // RSI; JNZ again; HLT. The other count is on a line of its own.
+    // again: XBEGIN fallback; INC qword [RDI]; XEND; JMP next;
+    // fallback: LOCK INC qword [RDI + 64]; next: DEC RSI; JNZ again; HLT.
+    // The other count is on its own cache line.
     let code = [
         &xbegin(8)[..],
         &[0x48, 0xff, 0x07],
@@ -345,7 +347,8 @@ fn processors_in_parallel_lose_no_count() {
 #[test]
 fn locked_counts_are_exact_while_transactions_begin_and_end() {
     let ram = Ram::new(4 << 20);
-    // again: LOCK INC qword [RDI]; XBEGIN next; XEND; next: LOCK INC qword [RDI]; DEC RSI; JNZ again; HLT
+    // again: LOCK INC qword [RDI]; XBEGIN next; XEND; next: LOCK INC qword [RDI]; DEC RSI;
+    // JNZ again; HLT
     let transacting = [
         &[0xf0, 0x48, 0xff, 0x07][..],
         &xbegin(3),

@@ -1,4 +1,4 @@
-//! What is translated, and what each instruction needs: its kind, its exits, and who sees its flags.
+//! Analyses a unit: which instructions are translated, their exits and flags.
 
 use crate::layout::Rights;
 use crate::vector::{self, VectorLevel};
@@ -13,7 +13,7 @@ pub(crate) const ARITHMETIC: u32 = 0x8d5;
 /// How an instruction uses the arithmetic flags, as bits of RFLAGS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlagEffects {
-    /// Flags that it depends on.
+    /// Flags that the instruction reads.
     pub read: u32,
     /// Flags that it always overwrites.
     pub written: u32,
@@ -28,40 +28,40 @@ pub struct FlagEffects {
 pub struct GuestInstruction {
     /// The decoded instruction, at its linear address.
     pub insn: Instruction,
-    /// How it uses the flags.
+    /// How the instruction uses the arithmetic flags.
     pub flags: FlagEffects,
-    /// It must be executed by the caller.
+    /// The caller must execute this instruction: it is never translated.
     pub foreign: bool,
-    /// The caller executes it together with the one before it.
+    /// The caller executes this instruction together with the previous one.
     pub joined: bool,
-    /// Its memory operand must be aligned to its size, or it faults.
+    /// Whether a memory operand that is not aligned to its size faults.
     pub aligned: bool,
 }
 
-/// Which way a unit goes on behind a block.
+/// Which successor of a block the unit continues with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Follow {
-    /// With the instruction after the block.
+    /// The instruction after the block.
     Fall,
-    /// With the target of its branch.
+    /// The target of the block's branch.
     Taken,
 }
 
-/// A block of the guest: instructions that run one after the other, of which only the last branches.
+/// A block of the guest: only its last instruction may branch.
 #[derive(Clone, Debug)]
 pub struct GuestBlock {
     /// RIP of the first instruction.
     pub rip: u64,
     /// The instructions.
     pub insns: Vec<GuestInstruction>,
-    /// Where the next block of the unit is.
+    /// Where the next block of the unit begins.
     pub follow: Follow,
-    /// Number of the counter of its runs: [`crate::Translator::run_counter`].
+    /// Number of the block's run counter: see [`crate::Translator::run_counter`].
     pub run_counter: u32,
 }
 
 impl GuestBlock {
-    /// RIP behind the last instruction.
+    /// RIP of the instruction after the block.
     pub(crate) fn end(&self) -> u64 {
         self.insns.last().map_or(self.rip, |i| i.insn.next_ip())
     }
@@ -72,10 +72,10 @@ impl GuestBlock {
     }
 }
 
-/// How branches are recorded.
+/// How translated code records branches in the branch buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BranchFormat {
-    /// The last four bytes of the records, by [`BranchKind`].
+    /// The last four bytes of a record, indexed by [`BranchKind`].
     pub words: [u32; 8],
     /// Whether conditional branches that are not taken are recorded.
     pub not_taken: bool,
@@ -93,7 +93,7 @@ pub enum BranchKind {
     IndirectJump,
     /// CALL of a constant.
     DirectCall,
-    /// CALL of the next instruction.
+    /// CALL whose target is the next instruction, as in code that reads its own RIP.
     CallNext,
     /// CALL through a register or memory.
     IndirectCall,
@@ -103,36 +103,36 @@ pub enum BranchKind {
     NotTaken,
 }
 
-/// What is translated into one piece of code.
+/// The blocks that are translated into one unit.
 #[derive(Clone, Debug)]
 pub struct UnitSource {
-    /// Blocks of one page, each the successor of the one before it.
+    /// Blocks of one page, each the successor of the previous one.
     pub blocks: Vec<GuestBlock>,
-    /// The instruction of the first block at which the unit begins.
+    /// Index in the first block of the instruction at which the unit begins.
     pub start: usize,
-    /// The rights of its accesses.
+    /// The rights with which the unit accesses memory.
     pub rights: Rights,
-    /// How branches are recorded, if they are.
+    /// How the unit records branches; `None` if it records none.
     pub branch_format: Option<BranchFormat>,
 }
 
-/// Who sees the flags that an instruction sets.
+/// Where the flags that an instruction sets can be observed outside the unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FlagVisibility {
-    /// Nobody, but for instructions that read them.
+    /// Nowhere: only instructions of the unit read them.
     No,
-    /// What follows one of the unit's branches.
+    /// Only after the unit is left at one of its edges.
     AtEdges,
-    /// What happens at an exit before them.
+    /// At an exit before an instruction, too: a fault handler may read them.
     AtExits,
 }
 
-/// What an instruction is for the translator.
+/// How the translator handles an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StepKind {
-    /// Nothing has to be done.
+    /// No code is emitted.
     Skip,
-    /// The same instruction, with other registers and the host's address.
+    /// Emitted as it is, with renamed registers and a host address.
     Same,
     Lea,
     /// ADD (0) to CMP (7).
@@ -142,9 +142,9 @@ pub(crate) enum StepKind {
         decrement: bool,
     },
     Neg,
-    /// SHL (4), SHR (5) or SAR (7); by CL if there is no count.
+    /// SHL (4), SHR (5) or SAR (7), with a constant count or, if `None`, by CL.
     Shift(u8, Option<u8>),
-    /// The same instruction, if nobody sees its flags.
+    /// Like `Same`, but only translated if its flags are not visible outside the unit.
     Unseen,
     Product,
     Divide {
@@ -154,7 +154,7 @@ pub(crate) enum StepKind {
     Scan {
         reverse: bool,
     },
-    /// A locked instruction or the like, on memory.
+    /// An atomic read-modify-write of memory: LOCK, XCHG, XADD or CMPXCHG.
     Atomic,
     Bit,
     /// TZCNT, LZCNT or POPCNT.
@@ -172,41 +172,42 @@ pub(crate) enum StepKind {
     Return,
 }
 
-/// An instruction of the analysis.
+/// A guest instruction with the results of the analysis.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UnitStep {
-    /// Index of its block in the unit, and its own in the block.
+    /// Index of the block in the unit, and of the instruction in the block.
     pub(crate) block: usize,
     pub(crate) index: usize,
     pub(crate) insn: Instruction,
     pub(crate) flags: FlagEffects,
     pub(crate) kind: StepKind,
-    /// Its memory operand must be aligned to its size.
+    /// The memory operand must be aligned to its size.
     pub(crate) aligned: bool,
-    /// Code may be left before it.
+    /// The unit may be left before this instruction, for example by a fault.
     pub(crate) exits: bool,
-    /// General registers that it writes, a bit each.
+    /// Bit mask of the general registers that the instruction writes.
     pub(crate) writes: u16,
     pub(crate) visibility: FlagVisibility,
 }
 
-/// The instructions of a unit that can be translated.
+/// The analysis of a unit: the instructions to translate, and where the unit ends.
 #[derive(Debug)]
 pub(crate) struct UnitAnalysis {
     pub(crate) steps: Vec<UnitStep>,
-    /// The instruction before which the unit ends, because it must be executed by the caller: block
-    /// and index.
+    /// Block and index of the instruction before which the unit ends.
+    ///
+    /// The caller must execute that instruction. `None` if the unit ends with a block.
     pub(crate) stop: Option<(usize, usize)>,
-    /// Blocks of the unit that it contains.
+    /// Number of blocks of the source that are translated, at least in part.
     pub(crate) blocks: usize,
-    /// Whether anything sees the flags that come in.
+    /// Whether the flags from before the unit can be read, by the unit or at an exit.
     pub(crate) sees_flags: bool,
-    /// The vector registers that it uses.
+    /// The vector registers that the unit uses.
     pub(crate) vectors: VectorLevel,
 }
 
 impl UnitAnalysis {
-    /// The analysis of a unit, which ends before its step `end` at the latest.
+    /// Analyses a unit, which ends before its step `end` at the latest.
     pub(crate) fn new(source: &UnitSource, end: usize) -> Self {
         let mut factory = InstructionInfoFactory::new();
         let mut steps: Vec<UnitStep> = Vec::new();
@@ -264,7 +265,7 @@ impl UnitAnalysis {
         analysis
     }
 
-    /// Who sees flags that are set before a step.
+    /// Where flags that are set before the step `from` can be observed.
     fn visibility_from(&self, from: usize) -> FlagVisibility {
         let mut visibility = FlagVisibility::No;
         for step in &self.steps[from..] {
@@ -306,7 +307,7 @@ impl UnitAnalysis {
         before.iter().rposition(|s| s.flags.changed & flags != 0)
     }
 
-    /// Whether a register keeps its value from behind a step to before another one.
+    /// Whether no step between `after` and `before` writes a register.
     pub(crate) fn keeps(&self, register: Register, after: usize, before: usize) -> bool {
         let bit = 1_u16 << (register.full_register().number() & 15);
         let between = self.steps.get(after + 1..before).unwrap_or_default();
@@ -325,7 +326,7 @@ fn written(factory: &mut InstructionInfoFactory, i: &Instruction) -> u16 {
     mask
 }
 
-/// Whether an operand is memory that the instruction accesses.
+/// Whether an instruction accesses memory through an explicit operand.
 pub(crate) fn accesses_memory(i: &Instruction) -> bool {
     has_memory(i) && i.mnemonic() != M::Lea
 }
@@ -348,7 +349,10 @@ fn exits(i: &Instruction, kind: StepKind) -> bool {
     }
 }
 
-/// Whether operands are general registers, immediates and memory with 64-bit addresses.
+/// Whether the translator can rename all operands of an integer instruction.
+///
+/// They are general registers, immediates, and memory with 64-bit addresses. AH, CH, DH and BH are
+/// excluded.
 fn is_plain(i: &Instruction) -> bool {
     let address = |r: Register| r == Register::None || r == Register::RIP || r.is_gpr64();
     let high = |r: Register| matches!(r, Register::AH | Register::CH | Register::DH | Register::BH);
@@ -374,7 +378,7 @@ fn is_plain(i: &Instruction) -> bool {
     }) && !is_offset_form(i.code())
 }
 
-/// MOV between the accumulator and an absolute address.
+/// Whether an instruction moves between the accumulator and an absolute address.
 fn is_offset_form(code: Code) -> bool {
     matches!(
         code,
@@ -389,7 +393,7 @@ fn is_offset_form(code: Code) -> bool {
     )
 }
 
-/// The kind of an instruction that is translated.
+/// How an instruction is translated; `None` if it is not.
 fn kind(i: &Instruction) -> Option<StepKind> {
     match i.mnemonic() {
         M::Nop | M::Reservednop | M::Pause | M::Endbr32 | M::Endbr64 => {
@@ -448,7 +452,7 @@ fn kind(i: &Instruction) -> Option<StepKind> {
     })
 }
 
-/// Whether a locked instruction, or one that exchanges with memory, is translated.
+/// Whether an atomic read-modify-write of memory is translated.
 fn is_atomic(i: &Instruction) -> bool {
     matches!(
         i.mnemonic(),
@@ -515,7 +519,7 @@ fn branch_kind(i: &Instruction) -> Option<StepKind> {
     })
 }
 
-/// A condition as Jcc, SETcc and CMOVcc encode it.
+/// Returns the condition code as Jcc, SETcc and CMOVcc encode it.
 pub(crate) fn condition(code: ConditionCode) -> u8 {
     (code as u8).wrapping_sub(1) & 15
 }

@@ -1,8 +1,8 @@
-//! Memory for generated code and for the data that it uses.
+//! Memory for translated code and for the data that it uses.
 //!
-//! One memfd is mapped twice: executable and read-only in the low 2 GiB, where code and data reach
-//! each other by 32-bit addresses, and writable anywhere. No address is writable and executable. The
-//! data, which code reads and writes, lie before the code.
+//! One memfd is mapped twice: executable and read-only in the low 2 GiB, and writable at any
+//! address. No address is both writable and executable. The data precede the code in the low 2 GiB,
+//! so that code and data refer to each other by 32-bit addresses.
 
 #![expect(
     unsafe_code,
@@ -14,14 +14,14 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
 
-/// A mapping that is undone when it is dropped.
+/// A memory mapping, which is unmapped when the value is dropped.
 #[derive(Debug)]
 struct CodeMapping {
     address: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: the memory is the value's own.
+// SAFETY: the value owns the memory exclusively.
 unsafe impl Send for CodeMapping {}
 
 impl Drop for CodeMapping {
@@ -31,10 +31,10 @@ impl Drop for CodeMapping {
     }
 }
 
-/// Maps memory: of a file from its start, or anonymous without one.
+/// Maps a file from its start, or anonymous memory if `file` is `None`.
 ///
 /// # Safety
-/// With `MAP_FIXED` among the flags, the range at `address` must be the caller's own.
+/// With `MAP_FIXED` in `flags`, the caller must own the range at `address`.
 unsafe fn map(
     address: *mut u8,
     len: usize,
@@ -43,7 +43,8 @@ unsafe fn map(
     file: Option<&OwnedFd>,
 ) -> io::Result<CodeMapping> {
     let fd = file.map_or(-1, AsRawFd::as_raw_fd);
-    // SAFETY: the caller's promise, for MAP_FIXED; otherwise the kernel chooses a free range.
+    // SAFETY: with MAP_FIXED, the caller guarantees that it owns the range; otherwise the kernel
+    // chooses a free range.
     let found = unsafe { libc::mmap(address.cast(), len, protection, flags, fd, 0) };
     if found == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
@@ -55,26 +56,26 @@ unsafe fn map(
 /// Code and data of one processor's translator.
 #[derive(Debug)]
 pub(crate) struct Arena {
-    /// Data, then code, as the generated code sees them.
+    /// The data, followed by the executable mapping of the code.
     _reservation: CodeMapping,
     data: NonNull<u8>,
-    /// The code, to be written.
+    /// The writable mapping of the code.
     writable: CodeMapping,
-    /// Address of the first byte of code, as it is executed.
+    /// Address of the first byte of the executable mapping.
     code: u64,
     capacity: usize,
     used: usize,
 }
 
-// SAFETY: the memory is the value's own.
+// SAFETY: the value owns the memory exclusively.
 unsafe impl Send for Arena {}
 
 impl Arena {
-    /// An arena for `capacity` bytes of code, rounded up to pages.
+    /// Maps an arena for `capacity` bytes of code, rounded up to whole pages.
     pub(crate) fn new(capacity: usize) -> io::Result<Self> {
         let capacity = capacity.clamp(1 << 16, 1 << 30).next_multiple_of(4096);
         let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: no MAP_FIXED.
+        // SAFETY: without MAP_FIXED the kernel chooses a free range.
         let reservation = unsafe {
             map(
                 null_mut(),
@@ -84,15 +85,15 @@ impl Arena {
                 None,
             )?
         };
-        // SAFETY: the name is a string that ends in 0.
+        // SAFETY: the name is terminated by a NUL.
         let fd = unsafe { libc::memfd_create(c"hindsight-code".as_ptr(), libc::MFD_CLOEXEC) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor is new.
+        // SAFETY: the descriptor was just created, and nothing else owns it.
         let file = unsafe { OwnedFd::from_raw_fd(fd) };
         let len = libc::off_t::try_from(capacity).map_err(io::Error::other)?;
-        // SAFETY: a descriptor and a length.
+        // SAFETY: the call takes a descriptor and a length, and accesses no memory.
         if unsafe { libc::ftruncate(file.as_raw_fd(), len) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -108,9 +109,9 @@ impl Arena {
                 Some(&file),
             )?
         };
-        // The reservation ends this mapping, too.
+        // Dropping the reservation unmaps this range, too.
         std::mem::forget(code);
-        // SAFETY: no MAP_FIXED.
+        // SAFETY: without MAP_FIXED the kernel chooses a free range.
         let writable = unsafe {
             map(
                 null_mut(),
@@ -130,28 +131,28 @@ impl Arena {
         })
     }
 
-    /// The data.
+    /// Returns the start of the data.
     pub(crate) fn data(&self) -> NonNull<u8> {
         self.data
     }
 
-    /// Address of a byte of the data.
+    /// Returns the address of the byte at an offset in the data.
     pub(crate) fn data_address(&self, offset: usize) -> u64 {
         debug_assert!(offset < DATA_BYTES);
         (self.data.as_ptr().expose_provenance() + offset) as u64
     }
 
-    /// Address at which the next code goes.
+    /// Returns the address at which [`Arena::add`] places the next code.
     pub(crate) fn next(&self) -> u64 {
         self.code + self.used as u64
     }
 
-    /// Bytes of code.
+    /// Bytes of code that have been added.
     pub(crate) fn used(&self) -> usize {
         self.used
     }
 
-    /// Adds code at [`Arena::next`]; false if it does not fit.
+    /// Adds code at [`Arena::next`]; returns false if it does not fit.
     pub(crate) fn add(&mut self, code: &[u8]) -> bool {
         if self.used + code.len() > self.capacity {
             return false;
@@ -161,7 +162,7 @@ impl Arena {
         true
     }
 
-    /// Changes code at an address that was added before.
+    /// Overwrites code that was added before.
     pub(crate) fn write(&mut self, address: u64, code: &[u8]) {
         let offset = usize::try_from(address - self.code).unwrap_or(usize::MAX);
         assert!(offset <= self.capacity && code.len() <= self.capacity - offset);
@@ -172,7 +173,7 @@ impl Arena {
         }
     }
 
-    /// Drops all code behind the first `keep` bytes.
+    /// Drops all code after the first `keep` bytes.
     pub(crate) fn truncate(&mut self, keep: usize) {
         self.used = self.used.min(keep);
     }

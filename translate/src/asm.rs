@@ -18,12 +18,12 @@ pub(crate) const ADDR: Host = Host(10);
 /// Holds an index, or the value of an operand.
 pub(crate) const TEMP: Host = Host(11);
 
-/// The second operand of an instruction.
+/// A register or memory operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rm {
     /// A register.
     Reg(Host),
-    /// Memory at a register, plus a small distance.
+    /// Memory at a register plus an 8-bit displacement.
     At(Host, i8),
     /// Memory at a fixed address within 2 GiB of the code.
     Fixed(u64),
@@ -33,12 +33,12 @@ pub(crate) enum Rm {
     Offset(Host, u64),
 }
 
-/// A home in the code where a 32-bit distance must be filled in: the address behind it.
+/// The offset after a 32-bit displacement that must still be set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) struct Jump32(pub(crate) usize);
 
-/// Code in the making, and the address at which it will be.
+/// Code that is being assembled, and the address at which it will be placed.
 #[derive(Debug, Default)]
 pub(crate) struct Assembler {
     pub(crate) code: Vec<u8>,
@@ -67,14 +67,18 @@ impl Assembler {
         self.code.extend_from_slice(bytes);
     }
 
-    /// An instruction with operands of `size` bytes; `opcode` is that of the form for 16 to 64 bits,
-    /// and one less for bytes.
+    /// Emits an instruction with operands of `size` bytes.
+    ///
+    /// `opcode` is that of the form for 16 to 64 bits; the form for bytes has the opcode before it.
     pub(crate) fn sized(&mut self, opcode: u8, size: u8, reg: u8, rm: Rm) {
         let opcode = if size == 1 { opcode - 1 } else { opcode };
         self.encode(&[opcode], size, reg, rm, 0);
     }
 
-    /// An instruction; `immediate` bytes follow, which counts for operands relative to RIP.
+    /// Emits an instruction up to its immediate.
+    ///
+    /// The caller must add `immediate` bytes after it: an operand relative to RIP counts from their
+    /// end.
     pub(crate) fn encode(&mut self, opcode: &[u8], size: u8, reg: u8, rm: Rm, immediate: u8) {
         if size == 2 {
             self.code.push(0x66);
@@ -129,17 +133,17 @@ impl Assembler {
         self.bytes(&(address as u32).to_le_bytes());
     }
 
-    /// MOV to a register.
+    /// Emits a MOV to a register.
     pub(crate) fn load(&mut self, size: u8, to: Host, from: Rm) {
         self.sized(0x8b, size, to.0, from);
     }
 
-    /// MOV from a register.
+    /// Emits a MOV from a register.
     pub(crate) fn store(&mut self, size: u8, to: Rm, from: Host) {
         self.sized(0x89, size, from.0, to);
     }
 
-    /// MOV of a sign-extended immediate to memory or a register.
+    /// Emits a MOV of a sign-extended immediate to memory or a register.
     pub(crate) fn store_imm(&mut self, size: u8, to: Rm, value: i32) {
         let len = size.min(4);
         let opcode = if size == 1 { 0xc6 } else { 0xc7 };
@@ -147,7 +151,7 @@ impl Assembler {
         self.bytes(&value.to_le_bytes()[..usize::from(len)]);
     }
 
-    /// Loads a constant; the flags are kept.
+    /// Emits a load of a constant, which keeps the flags.
     pub(crate) fn constant(&mut self, to: Host, value: u64) {
         if let Ok(value) = u32::try_from(value) {
             if to.0 >= 8 {
@@ -163,7 +167,7 @@ impl Assembler {
         }
     }
 
-    /// LEA of a register plus a small distance: the flags are kept.
+    /// Emits an LEA of a register plus a displacement, which keeps the flags.
     pub(crate) fn lea(&mut self, to: Host, from: Host, distance: i32) {
         match i8::try_from(distance) {
             Ok(small) => self.encode(&[0x8d], 8, to.0, Rm::At(from, small), 0),
@@ -176,17 +180,19 @@ impl Assembler {
         }
     }
 
-    /// ADD (0), OR, ADC, SBB, AND, SUB, XOR or CMP (7): register or memory with a register.
+    /// Emits an arithmetic instruction on a register or memory and a register.
+    ///
+    /// `n` selects ADD (0), OR, ADC, SBB, AND, SUB, XOR or CMP (7).
     pub(crate) fn alu(&mut self, n: u8, size: u8, to: Rm, from: Host) {
         self.sized(n << 3 | 1, size, from.0, to);
     }
 
-    /// The same: register with register or memory.
+    /// Like [`Assembler::alu`]: on a register and a register or memory.
     pub(crate) fn alu_from(&mut self, n: u8, size: u8, to: Host, from: Rm) {
         self.sized(n << 3 | 3, size, to.0, from);
     }
 
-    /// The same: register or memory with a sign-extended immediate.
+    /// Like [`Assembler::alu`]: on a register or memory and a sign-extended immediate.
     pub(crate) fn alu_imm(&mut self, n: u8, size: u8, to: Rm, value: i32) {
         match i8::try_from(value) {
             _ if size == 1 => {
@@ -205,30 +211,30 @@ impl Assembler {
         }
     }
 
-    /// SETcc.
+    /// Emits a SETcc.
     pub(crate) fn set(&mut self, condition: u8, to: Rm) {
         self.encode(&[0x0f, 0x90 | condition], 1, 0, to, 0);
     }
 
-    /// A jump or call whose distance is not known yet.
+    /// Emits a jump or call whose target is set later.
     pub(crate) fn jump(&mut self, opcode: &[u8]) -> Jump32 {
         self.bytes(opcode);
         self.bytes(&[0; 4]);
         Jump32(self.pos())
     }
 
-    /// Makes a jump lead to the next byte.
+    /// Sets the target of a jump to the next byte.
     pub(crate) fn here(&mut self, jump: Jump32) {
         self.lead(jump, self.pos());
     }
 
-    /// Makes a jump lead to an offset in this code.
+    /// Sets the target of a jump to an offset in this code.
     pub(crate) fn lead(&mut self, jump: Jump32, to: usize) {
         let distance = (to as i64 - jump.0 as i64) as i32;
         self.code[jump.0 - 4..jump.0].copy_from_slice(&distance.to_le_bytes());
     }
 
-    /// A jump or call to an address.
+    /// Emits a jump or call to an address.
     pub(crate) fn jump_to(&mut self, opcode: &[u8], address: u64) {
         let jump = self.jump(opcode);
         let distance = address.wrapping_sub(self.base + jump.0 as u64) as i64 as i32;
@@ -241,7 +247,7 @@ pub(crate) const JMP: &[u8] = &[0xe9];
 /// Opcode of CALL.
 pub(crate) const CALL: &[u8] = &[0xe8];
 
-/// Opcode of Jcc.
+/// Returns the opcode of Jcc.
 pub(crate) const fn jcc(condition: u8) -> [u8; 2] {
     [0x0f, 0x80 | condition]
 }
@@ -251,7 +257,7 @@ mod tests {
     use super::*;
     use iced_x86::{Decoder, DecoderOptions};
 
-    /// What emits the code of a case.
+    /// Emits the code of a test case.
     type Emit = Box<dyn FnOnce(&mut Assembler)>;
 
     fn text(f: impl FnOnce(&mut Assembler)) -> String {
@@ -318,7 +324,7 @@ mod tests {
         }
     }
 
-    /// The text without spaces, capitals and the form of the immediate.
+    /// Normalizes a disassembly: no spaces, no capitals, one form of the immediate.
     fn normal(text: &str) -> String {
         text.replace(' ', "")
             .to_lowercase()

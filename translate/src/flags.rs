@@ -1,56 +1,57 @@
-//! How generated code leaves the arithmetic flags.
+//! How translated code passes the arithmetic flags to its caller.
 //!
-//! Code that an exit may follow does not compute the flags. It stores what they follow from: a record
-//! of 32 bits, and the operands or the result. [`FlagState`] is what an exit finds. The formulas are
-//! the caller's, so that they are the same in every execution tier.
+//! A unit does not compute the guest's flags before an exit. It stores the values from which they
+//! can be computed: a record of 32 bits, and the operands or the result of an instruction. An exit
+//! reads them as a [`FlagState`]. The caller computes the flags with its own formulas, so that they
+//! are the same in every execution tier.
 
 #![expect(clippy::cast_possible_truncation, reason = "a record is made of bytes")]
 
 use crate::layout::Context;
 
-/// How the flags follow from the values of a [`FlagState`].
+/// Which operation on the values of a [`FlagState`] sets the flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum FlagKind {
-    /// The flags are those that the caller had when it entered the code.
+    /// None: the flags are unchanged since the caller entered the code.
     Caller,
-    /// Of `a + b`.
+    /// `a + b`.
     Add,
-    /// Of `a - b`.
+    /// `a - b`.
     Sub,
-    /// Of `a + b + carry`.
+    /// `a + b + carry`.
     Adc,
-    /// Of `a - b - carry`.
+    /// `a - b - carry`.
     Sbb,
-    /// Of a logical operation with the result `a`.
+    /// A logical operation with the result `a`.
     Logic,
-    /// Of `a & b`.
+    /// `a & b`.
     Test,
-    /// Of an addition of `b` with the sum `a`.
+    /// An addition of `b` with the sum `a`.
     AddResult,
-    /// Of a subtraction of `b` with the difference `a`.
+    /// A subtraction of `b` with the difference `a`.
     SubResult,
-    /// Of the negation of `a`.
+    /// The negation of `a`.
     Neg,
-    /// Of SHL of `a` by `b`.
+    /// SHL of `a` by `b`.
     Shl,
-    /// Of SHR of `a` by `b`.
+    /// SHR of `a` by `b`.
     Shr,
-    /// Of SAR of `a` by `b`.
+    /// SAR of `a` by `b`.
     Sar,
-    /// Of a multiplication with the low half `a`; it overflows if `carry`.
+    /// A multiplication with the low half `a`; it overflows if `carry` is set.
     Product,
-    /// Of TZCNT of `a`.
+    /// TZCNT of `a`.
     Tzcnt,
-    /// Of LZCNT of `a`.
+    /// LZCNT of `a`.
     Lzcnt,
-    /// Of POPCNT of `a`.
+    /// POPCNT of `a`.
     Popcnt,
-    /// Of BSF and BSR of `a`.
+    /// BSF or BSR of `a`.
     Scan,
-    /// `a` has the flags themselves, as LAHF and SETO AL leave them in AX.
+    /// `a` holds the flags themselves, as LAHF and SETO AL leave them in AX.
     Explicit,
-    /// The same, after a logical operation, which leaves AF undefined.
+    /// Like `Explicit`, after a logical operation, which leaves AF undefined.
     ExplicitLogic,
 }
 
@@ -77,40 +78,40 @@ const KINDS: [FlagKind; 20] = [
     FlagKind::ExplicitLogic,
 ];
 
-/// INC or DEC, which came after what [`FlagState::kind`] says and kept CF.
+/// An INC or DEC after the operation [`FlagState::kind`], whose CF it keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlagStep {
-    /// It is DEC.
+    /// The instruction is DEC, not INC.
     pub decrement: bool,
     /// Operand size in bytes.
     pub size: u8,
-    /// The result; only its low `size` bytes count.
+    /// The result; only the low `size` bytes are valid.
     pub result: u64,
 }
 
-/// What the arithmetic flags follow from.
+/// The values from which the caller computes the arithmetic flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlagState {
-    /// How.
+    /// The operation that set the flags.
     pub kind: FlagKind,
     /// Operand size in bytes.
     pub size: u8,
-    /// First value; only its low `size` bytes count.
+    /// First value; only the low `size` bytes are valid.
     pub a: u64,
-    /// Second value; only its low `size` bytes count.
+    /// Second value; only the low `size` bytes are valid.
     pub b: u64,
-    /// The carry.
+    /// The carry that `kind` refers to.
     pub carry: bool,
-    /// An INC or DEC after that.
+    /// An INC or DEC that executed after the operation.
     pub step: Option<FlagStep>,
-    /// CF, if BT or the like set it after that.
+    /// CF, if a bit test set it after the operation.
     pub cf: Option<bool>,
 }
 
-/// In the first byte of a record: `b` is the second byte, sign-extended.
+/// In the first byte of a record: the second byte holds `b`, sign-extended.
 const IMMEDIATE: u8 = 0x80;
 
-/// The record of a kind, with a small `b` in it.
+/// Returns the record of an operation; `b` is stored in it if it is given.
 pub(crate) fn record(kind: FlagKind, size: u8, b: Option<i8>) -> i32 {
     let first = kind as u8 | ((size.trailing_zeros() as u8) << 5);
     let first = if b.is_some() {
@@ -122,13 +123,13 @@ pub(crate) fn record(kind: FlagKind, size: u8, b: Option<i8>) -> i32 {
     i32::from_le_bytes([first, second, 0, 0])
 }
 
-/// The third byte of a record, after INC or DEC.
+/// Returns the third byte of a record, which describes an INC or DEC.
 pub(crate) fn step_byte(decrement: bool, size: u8) -> i32 {
     i32::from(1 | u8::from(decrement) << 1 | size << 2)
 }
 
 impl FlagState {
-    /// Reads what generated code stored.
+    /// Reads the flag values that translated code has stored in the context.
     pub(crate) fn read(context: &Context) -> Self {
         let [first, second, third, fourth] = context.flag_record.to_le_bytes();
         let kind = KINDS.get(usize::from(first & 0x1f));

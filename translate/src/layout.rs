@@ -1,21 +1,25 @@
-//! The layout of the data that generated code reads and writes.
+//! Layout of the data that translated code reads and writes.
 
 use std::mem::offset_of;
 
-/// Entries of the TLB of generated code: one for each value of a byte.
+/// Entries of a TLB. Code indexes it by one byte of the page number.
 pub(crate) const TLB_ENTRIES: usize = 256;
 /// Entries of a jump cache, a power of two.
 pub(crate) const JUMPS: usize = 1024;
-/// Most blocks whose runs are counted.
+/// Number of run counters, each for one block.
 pub(crate) const RUN_COUNTERS: usize = 1 << 16;
 
-/// The tag of an unused entry of a TLB: a page that belongs to another entry, so that no address,
-/// canonical or not, matches it.
+/// Returns the tag that marks an entry of a TLB as unused.
+///
+/// It is the address of a page that belongs to another entry, so that no linear address, canonical
+/// or not, matches it.
 pub(crate) const fn unused_tag(index: usize) -> u64 {
     (index as u64 ^ 1) << 12
 }
 
-/// The rights with which code accesses memory. Each kind of code has its TLB and its jump cache.
+/// The rights with which translated code accesses memory.
+///
+/// Code with either rights has its own TLB and jump cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Rights {
@@ -25,53 +29,55 @@ pub enum Rights {
     User = 1,
 }
 
-/// State that is exchanged with generated code.
+/// State that the translator exchanges with translated code.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Context {
-    /// Cycles of the slice that no block has been charged for yet.
+    /// The rest of the budget: cycles of the slice that no block has taken yet.
     pub(crate) budget: i64,
-    /// Guest registers that have no host register: R9, R10 and R11.
+    /// Guest registers that are kept in memory: R9, R10 and R11.
     pub(crate) spilled: [u64; 3],
-    /// How the arithmetic flags follow from the fields after it: see [`crate::flags`].
+    /// How the following fields determine the arithmetic flags: see [`crate::flags`].
     pub(crate) flag_record: u32,
     /// Number of the exit that was taken.
     pub(crate) exit: u32,
     pub(crate) flag_a: u64,
     pub(crate) flag_b: u64,
     pub(crate) flag_step: u64,
-    /// One byte each: a carry, and CF where it was set apart.
+    /// One byte each: a carry, and CF if a bit test has set CF alone.
     pub(crate) flag_carry: u64,
     pub(crate) flag_cf: u64,
-    /// The host's flags, as LAHF and SETO give them.
+    /// The host's flags as LAHF and SETO AL leave them in AX.
     pub(crate) saved_flags: u64,
-    /// RIP that an indirect branch leads to.
+    /// Target of an indirect branch.
     pub(crate) rip: u64,
     /// Bases of FS and GS.
     pub(crate) segment_base: [u64; 2],
-    /// The first argument of the callback, which is called when the TLB lacks an address.
+    /// First argument of the callback, which is called on a TLB miss.
     pub(crate) callback_data: u64,
-    /// Address at which code is entered.
+    /// Address of the code to enter; within a unit, scratch memory.
     pub(crate) target: u64,
     /// Addresses of the next free entry of the branch buffer, and of the entry at which the buffer
     /// must be processed.
     pub(crate) branch_next: u64,
     pub(crate) branch_due: u64,
-    /// Retired instructions at the end of the slice if all of its budget is used, modulo 2^32.
+    /// Retired instructions, modulo 2^32, once the whole budget of the slice is used.
     pub(crate) end_stamp: u64,
-    /// The [`VectorLevel`](crate::VectorLevel) up to which the host's registers hold the guest's.
+    /// The [`VectorLevel`](crate::VectorLevel) of the loaded guest registers.
     pub(crate) vectors_loaded: u32,
-    /// The level that the guest may use.
+    /// The highest level that translated code may load.
     pub(crate) vectors_allowed: u32,
-    /// The guest's MXCSR, unless its vector registers are loaded.
+    /// The guest's MXCSR; out of date while its vector registers are loaded.
     pub(crate) mxcsr: u32,
     /// The host's MXCSR.
     pub(crate) host_mxcsr: u32,
-    /// Address of the guest's vector registers: 32 of 64 bytes, and the opmask registers behind them.
+    /// Address of the guest's vector registers.
+    ///
+    /// 32 registers of 64 bytes, followed by the opmask registers.
     pub(crate) vectors: u64,
 }
 
-/// The TLB of one kind of code.
+/// The TLB for code with one kind of [`Rights`].
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct TlbArrays {
@@ -85,11 +91,11 @@ pub(crate) struct TlbArrays {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct JumpEntry {
-    /// RIP; in an unused entry an address that belongs to another one.
+    /// RIP; in an unused entry, an address that maps to another entry.
     pub(crate) tag: u64,
-    /// Address of the code.
+    /// Address of the unit's code.
     pub(crate) entry: u64,
-    /// Instructions that entering it charges.
+    /// Instructions that entering the unit subtracts from the budget.
     pub(crate) charge: u64,
     pub(crate) unused: u64,
 }
@@ -98,31 +104,31 @@ pub(crate) struct JumpEntry {
 pub(crate) const JUMP_SHIFT: u8 = 5;
 const _: () = assert!(size_of::<JumpEntry>() == 1 << JUMP_SHIFT);
 
-/// All data.
+/// All data of one translator.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Data {
     pub(crate) context: Context,
     pub(crate) tlb: [TlbArrays; 2],
     pub(crate) jumps: [[JumpEntry; JUMPS]; 2],
-    /// How often blocks were entered from generated code.
+    /// The run counters: how often translated code entered each block.
     pub(crate) runs: [u64; RUN_COUNTERS],
 }
 
-/// Bytes of the data, in whole pages.
+/// Size of the data in bytes, rounded up to whole pages.
 pub(crate) const DATA_BYTES: usize = size_of::<Data>().next_multiple_of(4096);
 
-/// Offset of the TLB of a kind of code.
+/// Returns the offset of the TLB for these rights.
 pub(crate) const fn tlb_offset(rights: Rights) -> usize {
     offset_of!(Data, tlb) + rights as usize * size_of::<TlbArrays>()
 }
 
-/// Offset of the jump cache of a kind of code.
+/// Returns the offset of the jump cache for these rights.
 pub(crate) const fn jumps_offset(rights: Rights) -> usize {
     offset_of!(Data, jumps) + rights as usize * size_of::<[JumpEntry; JUMPS]>()
 }
 
-/// Offset of a run counter.
+/// Returns the offset of a run counter.
 pub(crate) const fn run_offset(slot: u32) -> usize {
     offset_of!(Data, runs) + slot as usize * size_of::<u64>()
 }

@@ -1,22 +1,24 @@
 //! Translates x86-64 code of a guest into x86-64 code of the host.
 //!
-//! The guest's instructions are executed as they are, with other registers and with the host's
-//! address in place of their memory operand: there is no intermediate form. What this crate does not
-//! translate it leaves to its caller, an interpreter, which continues exactly at that instruction and
-//! enters translated code again behind it.
+//! There is no intermediate representation. The translator copies each guest instruction, renames
+//! its registers, and replaces its memory operand by the host address of the guest's memory. A unit
+//! ends before an instruction that the translator does not support. The caller, an interpreter,
+//! executes that instruction and may enter translated code again after it.
 //!
-//! - A [`UnitSource`] is what is translated together: blocks of one page, each the likely successor
-//!   of the one before it. [`Translator::translate`] makes a unit of it.
-//! - [`Translator::prepare`], [`Entry::run`] and [`Translator::left`] run it, and others that it leads
-//!   to, until something has to be done by the caller: [`UnitExit`].
-//! - Instructions are counted against a budget, a whole unit at a time; what a unit did not execute
-//!   is given back, so that the count is exact at each exit.
-//! - Memory is reached through a small TLB, which a [`Callback`] fills. What has side effects is never
-//!   entered; accesses to it leave the unit before their instruction.
-//! - The arithmetic flags stay in the host's while nothing else sees them. For exits, what they follow
-//!   from is stored: [`FlagState`].
+//! - A [`UnitSource`] holds the blocks to translate together: blocks of one page, each the likely
+//!   successor of the previous one. [`Translator::translate`] generates a unit from it.
+//! - [`Translator::prepare`], [`Entry::run`] and [`Translator::left`] run a unit. The unit jumps to
+//!   other units until the caller must act; [`UnitExit`] says why.
+//! - Entering a unit subtracts all of its instructions from the budget. Each exit adds back those
+//!   that did not execute, so the budget is exact at every exit.
+//! - Translated code accesses memory through a small TLB, which a [`Callback`] fills. Pages with
+//!   side effects are never entered into it: an access to one leaves the unit before the
+//!   instruction.
+//! - The arithmetic flags stay in the host's RFLAGS while only translated code reads them. For
+//!   exits, the unit stores the values from which the caller computes the flags: [`FlagState`].
 //!
-//! Generated code is executable where it cannot be written: see the documentation of its memory.
+//! No address of the code memory is both writable and executable: see the documentation of the
+//! module `arena`.
 
 mod analysis;
 mod arena;

@@ -1,5 +1,4 @@
-//! The code that all units share: how they are entered and left, and how they have addresses looked
-//! up.
+//! Stubs that all units share: entry, exit and TLB miss.
 
 use crate::asm::{ADDR, Assembler, CALL, Host, JMP, RAX, RDX, Rm, TEMP, jcc};
 use crate::layout::Context;
@@ -9,10 +8,10 @@ use std::mem::offset_of;
 const RSI: Host = Host(6);
 const RDI: Host = Host(7);
 
-/// Registers that functions preserve, in the order in which they are pushed.
+/// Callee-saved registers, in the order in which they are pushed.
 const PRESERVED: [u8; 6] = [3, 5, 12, 13, 14, 15];
 
-/// Guest registers and the registers of the host that hold them; but for R9 to R11.
+/// Guest registers, but for R9 to R11, and the host registers that hold them.
 const HOMES: [(u8, u8); 13] = [
     (0, 0),
     (1, 1),
@@ -29,15 +28,15 @@ const HOMES: [(u8, u8); 13] = [
     (15, 9),
 ];
 
-/// Registers that a function may change and that hold the guest's.
+/// Caller-saved registers that hold registers of the guest.
 const VOLATILE: [u8; 7] = [0, 1, 2, 6, 7, 8, 9];
 
-/// Addresses of the shared code.
+/// Addresses of the stubs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stubs {
-    /// A function of the address of the guest's 16 general registers.
+    /// Enters units: a function of the address of the guest's general registers.
     pub(crate) enter: u64,
-    /// The same function, which loads the vector registers first.
+    /// Like `enter`, but loads the vector registers first.
     pub(crate) enter_with_vectors: u64,
     pub(crate) leave: u64,
     pub(crate) find: u64,
@@ -58,8 +57,9 @@ fn pop(asm: &mut Assembler, r: u8) {
     asm.bytes(&[0x58 | (r & 7)]);
 }
 
-/// Emits the shared code at the address `base`. `callback` is the address of a function of the
-/// callback's data, a linear address and the number of an exit; `data` is that of the context.
+/// Emits the stubs at the address `base`.
+///
+/// `callback` is the address of a [`Callback`](crate::Callback), and `data` that of the context.
 pub(crate) fn emit(base: u64, data: u64, callback: u64) -> (Vec<u8>, Stubs) {
     let mut asm = Assembler::at(base);
     let context = |offset: usize| Rm::Fixed(data + offset as u64);
@@ -116,7 +116,7 @@ pub(crate) fn emit(base: u64, data: u64, callback: u64) -> (Vec<u8>, Stubs) {
     let fails = asm.jump(&jcc(4));
     asm.bytes(&[0xc3]);
     asm.here(fails);
-    // The return address.
+    // Drop the return address: ADD RSP, 8
     asm.bytes(&[0x48, 0x83, 0xc4, 8]);
     asm.jump_to(JMP, leave_numbered);
     let load_vectors = vector_stubs::emit_load(&mut asm, data, vectors, leave);

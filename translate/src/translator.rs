@@ -1,4 +1,4 @@
-//! Units: making them, linking them, entering them.
+//! Translates, links, enters and unlinks units.
 
 #![expect(
     unsafe_code,
@@ -17,26 +17,28 @@ use crate::vector::VectorLevel;
 use std::io;
 use std::ptr::NonNull;
 
-/// What finds the host address for an access that the TLB does not have: called with
-/// [`EntryState::callback_data`], the linear address, and the number to be passed to
-/// [`Translator::access`]. 0 leaves the unit before the instruction.
+/// Returns the host address of an access that misses the TLB, or 0.
+///
+/// Translated code calls it with [`EntryState::callback_data`], the linear address, and the exit
+/// number to pass to [`Translator::access`]. If it returns 0, the unit is left before the
+/// instruction.
 pub type Callback = extern "sysv64" fn(data: usize, linear: u64, exit: u32) -> u64;
 
-/// MXCSR as Rust code expects it.
+/// The default MXCSR, which Rust code requires.
 const HOST_MXCSR: u32 = 0x1f80;
 
-/// Identifies a unit until [`Translator::reset`].
+/// Identifies a unit; valid until [`Translator::reset`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct UnitId(u32);
 
 impl UnitId {
-    /// Units are numbered from 0.
+    /// The unit's number; units are numbered from 0.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// Identifies an edge until [`Translator::reset`].
+/// Identifies an edge; valid until [`Translator::reset`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EdgeId(u32);
 
@@ -44,43 +46,50 @@ pub struct EdgeId(u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NotTranslated {
-    /// The unit would have too few instructions to be worth entering: it would end before an
-    /// instruction that the caller must execute, if that is in the first block.
+    /// The unit would have too few instructions to be worth entering.
+    ///
+    /// If the instruction that ends it, which the caller must execute, is in the first block, the
+    /// value is the index of that instruction.
     TooShort(Option<usize>),
-    /// The code memory is full: [`Translator::reset`].
+    /// The code memory is full; [`Translator::reset`] empties it.
     Full,
 }
 
-/// A block of a unit.
+/// A guest block that a unit contains.
 #[derive(Clone, Copy, Debug)]
 pub struct UnitBlock {
     /// RIP of its first instruction.
     pub rip: u64,
-    /// Its instructions.
+    /// Number of its instructions.
     pub count: u32,
 }
 
-/// A piece of translated code.
+/// A unit: a piece of translated code.
 #[derive(Debug)]
 pub struct Unit {
-    /// Its blocks. The code executes a part of the first one if [`Unit::start`] is not 0, and leaves
-    /// the last one to the caller from an instruction on that it cannot execute.
+    /// The guest blocks of the unit.
+    ///
+    /// The code begins at the instruction [`Unit::start`] of the first block. It may end before the
+    /// end of the last block, at an instruction that the caller must execute.
     pub blocks: Vec<UnitBlock>,
-    /// The instruction of the first block at which the code begins.
+    /// Index in the first block of the instruction at which the code begins.
     pub start: usize,
-    /// The instruction, if it is in the first block, before which the code ends because the caller
-    /// must execute it.
+    /// Index of the instruction that ends the code because the caller must execute it.
+    ///
+    /// `None` unless that instruction is in the first block.
     pub stop: Option<usize>,
-    /// The rights of its accesses.
+    /// The rights with which the unit accesses memory.
     pub rights: Rights,
-    /// How it records branches.
+    /// How the unit records branches; `None` if it records none.
     pub branch_format: Option<BranchFormat>,
-    /// The vector registers that it uses.
+    /// The vector registers that the unit uses.
     pub vectors: VectorLevel,
-    /// Instructions that entering it from other code charges: those of all blocks.
+    /// Instructions of all blocks: what other units subtract from the budget.
     charge: u32,
-    /// Where other code enters, also if it has loaded the vector registers already, and where the
-    /// caller does.
+    /// Entry addresses for other units.
+    ///
+    /// `code` checks that the vector registers are loaded, `loaded` is for units that have loaded
+    /// them, and `entry` is for the caller.
     code: u64,
     loaded: u64,
     entry: u64,
@@ -89,30 +98,32 @@ pub struct Unit {
 }
 
 impl Unit {
-    /// Instructions of the blocks after the first, which the caller charges before it enters.
+    /// Instructions of all blocks but the first.
+    ///
+    /// The caller has charged the first block already, and charges these before it enters the unit.
     pub fn charge_beyond_first(&self) -> u32 {
         self.charge - self.blocks.first().map_or(0, |b| b.count)
     }
 
-    /// Instructions of all blocks but for those before [`Unit::start`].
+    /// Instructions of all blocks, without those before [`Unit::start`].
     pub fn charge_from_start(&self) -> u32 {
         self.charge - u32::try_from(self.start).unwrap_or(0)
     }
 
-    /// Instructions of a block from one of them on.
+    /// Instructions of a block from `index` to its end.
     pub fn rest_of_block(&self, block: usize, index: usize) -> i64 {
         let count = self.blocks.get(block).map_or(0, |b| i64::from(b.count));
         count - i64::try_from(index).unwrap_or(count)
     }
 }
 
-/// An edge, in addresses.
+/// An edge of a unit: its code addresses, and the unit that it is linked to.
 #[derive(Clone, Copy, Debug)]
 struct LiveEdge {
     from: u32,
     target_rip: u64,
     stores: (u64, usize),
-    /// The first bytes of the stores, which a jump over them replaces.
+    /// The first bytes of the stores, which a jump over the stores may replace.
     first_bytes: [u8; 5],
     charge: u64,
     jump: u64,
@@ -121,10 +132,10 @@ struct LiveEdge {
     target: Option<u32>,
 }
 
-/// State of the caller on entry.
+/// The caller's state when it enters translated code.
 #[derive(Clone, Copy, Debug)]
 pub struct EntryState {
-    /// Cycles that may be used up.
+    /// Cycles that the code may use before it must be left.
     pub budget: i64,
     /// Bases of FS and GS.
     pub segment_base: [u64; 2],
@@ -132,23 +143,26 @@ pub struct EntryState {
     pub callback_data: usize,
     /// Address of the branch buffer's next entry.
     pub branch_next: usize,
-    /// Address of the entry at which branches must be handled.
+    /// Address of the entry at which the buffer must be processed.
     pub branch_due: usize,
-    /// Address of the guest's vector registers: 32 of 64 bytes, and behind them 8 opmask registers of
-    /// 8 bytes.
+    /// Address of the guest's vector registers.
+    ///
+    /// 32 registers of 64 bytes, followed by 8 opmask registers of 8 bytes.
     pub vectors: usize,
-    /// The vector registers that the guest may use, with exceptions masked.
+    /// The vector registers that translated code may use.
+    ///
+    /// [`VectorLevel::None`] unless all floating-point exceptions of MXCSR are masked.
     pub vectors_allowed: VectorLevel,
     /// MXCSR.
     pub mxcsr: u32,
-    /// Retired instructions at the end of the budget, modulo 2^32.
+    /// Instructions that will have retired when the budget is used up, modulo 2^32.
     pub end_stamp: u32,
 }
 
 /// Where and why translated code was left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnitExit {
-    /// Before an instruction that the caller executes: index of its block in the unit, and its own.
+    /// Before an instruction that the caller must execute.
     Instruction {
         /// The unit.
         unit: UnitId,
@@ -157,40 +171,40 @@ pub enum UnitExit {
         /// Index of the instruction.
         index: usize,
     },
-    /// At a RIP in the page, where [`Translator::link`] can link the edge to a unit.
+    /// At an edge that is not linked; [`Translator::link`] can link it to a unit.
     Edge {
         /// RIP.
         rip: u64,
         /// The edge.
         edge: EdgeId,
     },
-    /// At a RIP.
+    /// At a direct jump to another page whose target is not in the jump cache.
     Jump {
         /// RIP.
         rip: u64,
     },
-    /// At a RIP whose unit charges more than is left of the budget.
+    /// At a jump to a unit that has more instructions than the budget has left.
     Budget {
         /// RIP.
         rip: u64,
-        /// What the unit charges, if that is known.
+        /// Instructions of that unit, if known.
         charge: Option<u32>,
     },
-    /// At a RIP, after a branch was recorded that fills the buffer.
+    /// After a branch was recorded that fills the branch buffer.
     Branches {
         /// RIP.
         rip: u64,
     },
 }
 
-/// State of the guest when translated code was left.
+/// The guest's state when translated code was left.
 #[derive(Clone, Copy, Debug)]
 pub struct Left {
-    /// Where and why.
+    /// Where and why the code was left.
     pub exit: UnitExit,
-    /// What is left of the budget.
+    /// The rest of the budget.
     pub budget: i64,
-    /// What the flags follow from.
+    /// The values from which the arithmetic flags are computed.
     pub flags: FlagState,
     /// Address of the branch buffer's next entry.
     pub branch_next: usize,
@@ -198,7 +212,7 @@ pub struct Left {
     pub mxcsr: u32,
 }
 
-/// Generated code that is ready to be entered.
+/// Translated code that [`Translator::prepare`] has made ready to run.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct Entry {
@@ -206,14 +220,17 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Runs the code.
+    /// Runs the code until it is left.
     ///
     /// # Safety
-    /// `registers` must be those of the guest, 16 in the order of their encoding, valid for reads and
-    /// writes. The translator must not be borrowed, nor be reset before this returns. The pages that
-    /// [`Translator::enter_page`] was given since the last flush must be valid guest memory, the
-    /// branch buffer of [`EntryState`] must have room up to the entry at which branches are due, and
-    /// its vector registers must be valid for reads and writes.
+    /// - `registers` must point to the guest's 16 general registers in the order of their encoding,
+    ///   valid for reads and writes.
+    /// - The translator must not be borrowed, and must not be reset before this returns.
+    /// - The pages that were passed to [`Translator::enter_page`] since the last flush must be
+    ///   valid guest memory.
+    /// - The branch buffer of [`EntryState`] must have room up to the entry at which it must be
+    ///   processed.
+    /// - The vector registers of [`EntryState`] must be valid for reads and writes.
     pub unsafe fn run(self, registers: *mut u64) {
         let enter = usize::try_from(self.enter).unwrap_or(0);
         let code = std::ptr::with_exposed_provenance::<u8>(enter);
@@ -228,24 +245,27 @@ impl Entry {
 pub struct Translator {
     arena: Arena,
     stubs: Stubs,
-    /// Bytes of the shared code.
+    /// Bytes of the stubs, which precede the units in code memory.
     shared: usize,
     addresses: Addresses,
     units: Vec<Unit>,
     edges: Vec<LiveEdge>,
     exits: Vec<(UnitId, ExitPoint)>,
     run_counters: u32,
-    /// Entries of the jump caches that are in use.
+    /// Indices of the used entries of each jump cache, by [`Rights`].
     jumps_used: [Vec<u16>; 2],
-    /// Whether anything was entered into the TLBs.
+    /// Whether a TLB may contain entries, by [`Rights`].
     tlb_used: [bool; 2],
 }
 
-/// Fewest instructions of a unit: entering a shorter one costs more than it saves.
+/// Minimum length of a unit: entering a shorter one costs more than it saves.
 const LEAST_INSTRUCTIONS: usize = 3;
 
 impl Translator {
-    /// A translator with `capacity` bytes for code. The error is the host's, which cannot map them.
+    /// Creates a translator with `capacity` bytes for code.
+    ///
+    /// # Errors
+    /// The host cannot map the memory.
     pub fn new(capacity: usize, callback: Callback) -> io::Result<Self> {
         let mut arena = Arena::new(capacity)?;
         let data = arena.data_address(0);
@@ -291,8 +311,9 @@ impl Translator {
         unsafe { &mut (*self.data().as_ptr()).context }
     }
 
-    /// Allocates a counter for the runs of a block, and sets it to 0. Returns its number; none if
-    /// all counters are in use.
+    /// Allocates a counter of block runs, sets it to 0 and returns its number.
+    ///
+    /// Returns `None` if all counters are in use.
     pub fn run_counter(&mut self) -> Option<u32> {
         let slot = self.run_counters;
         if slot as usize >= RUN_COUNTERS {
@@ -302,14 +323,14 @@ impl Translator {
         Some(slot)
     }
 
-    /// How often a block was entered from translated code.
+    /// Returns how often translated code has entered the block of a counter.
     pub fn runs(&self, slot: u32) -> u64 {
         assert!((slot as usize) < RUN_COUNTERS);
         // SAFETY: within the array; no code runs.
         unsafe { (&raw const (*self.data().as_ptr()).runs[slot as usize]).read() }
     }
 
-    /// Like [`Translator::runs`], and sets the counter to 0.
+    /// Like [`Translator::runs`], and resets the counter to 0.
     pub fn take_runs(&self, slot: u32) -> u64 {
         let runs = self.runs(slot);
         // SAFETY: within the array, as `runs` has checked; no code runs, and nothing refers to it.
@@ -317,12 +338,12 @@ impl Translator {
         runs
     }
 
-    /// Bytes of code.
+    /// Bytes of translated code, without the stubs.
     pub fn bytes(&self) -> usize {
         self.arena.used() - self.shared
     }
 
-    /// A unit.
+    /// Returns a unit.
     pub fn unit(&self, id: UnitId) -> &Unit {
         &self.units[id.0 as usize]
     }
@@ -421,8 +442,10 @@ impl Translator {
         Ok(id)
     }
 
-    /// Makes an edge lead to a unit, if it can: the unit begins at the edge's RIP, with a block, and
-    /// records branches and accesses memory in the same way as the one that the edge belongs to.
+    /// Links an edge to a unit, if the unit fits and the edge is not linked yet.
+    ///
+    /// The unit fits if it begins with the block at the edge's RIP, and records branches and
+    /// accesses memory in the same way as the unit of the edge.
     pub fn link(&mut self, edge: EdgeId, unit: UnitId) {
         let target = &self.units[unit.0 as usize];
         let live = self.edges[edge.0 as usize];
@@ -438,7 +461,8 @@ impl Translator {
             return;
         }
         let charge = i64::from(target.charge) - i64::from(live.rest);
-        // Entering the unit for the first time may fail, at its first instruction.
+        // The target may be left at its first instruction, while it loads the vector registers; the
+        // flags must then be stored.
         let loaded = from.vectors >= target.vectors;
         let skips = loaded && !target.sees_flags && live.stores.1 >= 5;
         let code = if loaded { target.loaded } else { target.code };
@@ -464,7 +488,7 @@ impl Translator {
         self.arena.write(at - 4, &distance.to_le_bytes());
     }
 
-    /// Makes sure that no other code enters a unit, until it is linked again.
+    /// Unlinks a unit: no other unit enters it until it is linked again.
     pub fn unlink(&mut self, unit: UnitId) {
         let incoming = std::mem::take(&mut self.units[unit.0 as usize].incoming);
         for edge in incoming {
@@ -500,7 +524,7 @@ impl Translator {
 
     fn clear_jump(&mut self, rights: Rights, index: usize) {
         let unused = JumpEntry {
-            // This address has another index.
+            // No RIP with this tag maps to this index.
             tag: index as u64 ^ 1,
             entry: 0,
             charge: 0,
@@ -509,8 +533,10 @@ impl Translator {
         self.set_jump_entry(rights, index, unused);
     }
 
-    /// Lets jumps from other pages find a unit that begins with a block, until
-    /// [`Translator::flush_jumps`].
+    /// Enters a unit into the jump cache, until [`Translator::flush_jumps`].
+    ///
+    /// Jumps from other pages then find it. Does nothing for a unit that does not begin with a
+    /// block.
     pub fn set_jump(&mut self, unit: UnitId) {
         let unit = &self.units[unit.0 as usize];
         let (rights, Some(first)) = (unit.rights, unit.blocks.first()) else {
@@ -532,14 +558,14 @@ impl Translator {
         }
     }
 
-    /// Makes jumps from other pages find nothing.
+    /// Empties the jump cache for code with these rights.
     pub fn flush_jumps(&mut self, rights: Rights) {
         for index in std::mem::take(&mut self.jumps_used[rights as usize]) {
             self.clear_jump(rights, index.into());
         }
     }
 
-    /// Forgets all pages that were entered for accesses with these rights.
+    /// Empties the TLB for accesses with these rights.
     pub fn flush_tlb(&mut self, rights: Rights) {
         if !std::mem::take(&mut self.tlb_used[rights as usize]) {
             return;
@@ -550,7 +576,9 @@ impl Translator {
         tlb.write_tag = std::array::from_fn(unused_tag);
     }
 
-    /// The size in bytes of the access that an exit belongs to, and whether it writes.
+    /// Returns the size in bytes of an exit's memory access, and whether it writes.
+    ///
+    /// `None` if the exit does not belong to an access.
     pub fn access(&self, exit: u32) -> Option<(u8, bool)> {
         match self.exits.get(exit as usize) {
             Some((_, ExitPoint::Instruction { access, .. })) => *access,
@@ -558,8 +586,10 @@ impl Translator {
         }
     }
 
-    /// Lets accesses with these rights find the page of a linear address. `host` is the address of
-    /// its first byte in the host's memory. May be called while code runs, by the callback.
+    /// Enters a page into the TLB for accesses with these rights.
+    ///
+    /// `host` is the host address of the page's first byte. The callback may call this while code
+    /// runs.
     pub fn enter_page(&mut self, rights: Rights, linear: u64, host: u64, write: bool) {
         debug_assert!(host & 0xfff == 0);
         let index = (linear >> 12 & (TLB_ENTRIES as u64 - 1)) as usize;
@@ -584,7 +614,9 @@ impl Translator {
         }
     }
 
-    /// Prepares the entry of a unit; [`Entry::run`] and [`Translator::left`] follow.
+    /// Prepares the entry of a unit.
+    ///
+    /// Call [`Entry::run`] and [`Translator::left`] next.
     pub fn prepare(&mut self, unit: UnitId, state: &EntryState) -> Entry {
         let unit = &self.units[unit.0 as usize];
         debug_assert!(unit.vectors <= state.vectors_allowed);
@@ -610,7 +642,7 @@ impl Translator {
         Entry { enter }
     }
 
-    /// How the code that ran last was left, and the state then.
+    /// Returns where the code that ran last was left, and the guest's state then.
     pub fn left(&mut self) -> Left {
         let context = self.context();
         let (number, rip) = (context.exit, context.rip);
@@ -662,7 +694,7 @@ impl Translator {
         }
     }
 
-    /// Drops all units.
+    /// Drops all units and run counters.
     pub fn reset(&mut self) {
         for rights in [Rights::Supervisor, Rights::User] {
             self.flush_jumps(rights);
@@ -679,7 +711,7 @@ impl Translator {
     }
 }
 
-/// Index of a RIP in the jump caches.
+/// Returns the jump cache index of a RIP.
 fn jump_index(rip: u64) -> usize {
     usize::try_from(rip & (JUMPS as u64 - 1)).unwrap_or(0)
 }

@@ -1,24 +1,26 @@
-//! Which vector instructions are translated, and which of the host's registers they need.
+//! Which vector instructions are translated, and which host registers they need.
 
 use iced_x86::{CpuidFeature as F, EncodingKind, Instruction, Mnemonic as M, OpKind, Register};
 
-/// The vector registers that code uses.
+/// The set of vector registers that code uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum VectorLevel {
     /// None.
     #[default]
     None = 0,
-    /// XMM0 to XMM15. Instructions with legacy encodings keep what lies above.
+    /// XMM0 to XMM15.
+    ///
+    /// Instructions with legacy encodings keep the bits above XMM.
     Sse = 1,
-    /// YMM0 to YMM15 and what lies above, which instructions with VEX prefixes clear.
+    /// YMM0 to YMM15, and the bits above, which VEX instructions clear.
     Avx = 2,
     /// ZMM0 to ZMM31, and the opmask registers.
     Avx512 = 3,
 }
 
 impl VectorLevel {
-    /// What an instruction needs.
+    /// The registers that an instruction needs.
     pub(crate) fn of(i: &Instruction) -> Self {
         match i.encoding() {
             EncodingKind::Legacy => Self::Sse,
@@ -28,17 +30,19 @@ impl VectorLevel {
     }
 }
 
-/// Whether an instruction of SSE to AVX-512 or a relative of theirs is translated: its operands are
-/// general, vector and opmask registers, immediates, and one memory operand. If elements of that
-/// are masked, all of it lies in one page, which faults or not whatever the mask is.
+/// Whether an instruction of SSE to AVX-512 or a related extension is translated.
+///
+/// Its operands are general, vector and opmask registers, immediates, and at most one memory
+/// operand. Masks need no check: translated code accesses an operand only if all of it lies in one
+/// page that the TLB holds, and cannot fault there whatever the mask selects.
 pub(crate) fn is_translated(i: &Instruction) -> bool {
     let excluded = matches!(
         i.mnemonic(),
-        // They access the control register, or memory that is no explicit operand.
+        // These access MXCSR, or memory that is not an explicit operand.
         M::Ldmxcsr | M::Stmxcsr | M::Vldmxcsr | M::Vstmxcsr | M::Maskmovdqu | M::Vmaskmovdqu
-        // Elements that the mask does not select must not fault.
+        // These must not fault on elements that the mask does not select.
         | M::Vmaskmovps | M::Vmaskmovpd | M::Vpmaskmovd | M::Vpmaskmovq
-        // Hosts differ, and a deterministic processor has results of its own.
+        // Hosts compute different estimates; a deterministic processor uses its own.
         | M::Rcpps | M::Rcpss | M::Rsqrtps | M::Rsqrtss
     );
     let encoding = matches!(
@@ -55,7 +59,7 @@ pub(crate) fn is_translated(i: &Instruction) -> bool {
         && (0..i.op_count()).all(|n| is_plain(i, n))
 }
 
-/// Whether the memory operand has as many elements as the mask selects.
+/// Whether the memory operand holds only the elements that the mask selects.
 fn has_packed_memory(i: &Instruction) -> bool {
     matches!(
         i.mnemonic(),
@@ -87,7 +91,7 @@ fn is_plain(i: &Instruction, operand: u32) -> bool {
     }
 }
 
-/// Whether the feature is one of a vector instruction, and the host has it.
+/// Whether a feature is a vector extension that the host has.
 fn host_has(feature: F) -> bool {
     use std::arch::is_x86_feature_detected as has;
     match feature {

@@ -1,4 +1,4 @@
-//! Shared code that loads the guest's vector registers into the host's, and stores them.
+//! Stubs that load the guest's vector registers into the host's, and save them.
 
 use crate::asm::{ADDR, Assembler, CALL, JMP, Rm, jcc};
 use crate::emit::named;
@@ -18,12 +18,14 @@ const BELOW: u8 = 2;
 /// Condition "equal".
 const EQUAL: u8 = 4;
 
-/// Addresses of subroutines. They change R10 and the flags, and no other register of the guest.
+/// Addresses of the subroutines that save and restore the loaded vector registers.
+///
+/// They change R10 and the flags, and no other register of the guest.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct VectorStubs {
-    /// Stores what is loaded.
+    /// Saves the registers that are loaded.
     pub(crate) save: u64,
-    /// Loads it again.
+    /// Loads the same registers again.
     pub(crate) restore: u64,
 }
 
@@ -96,8 +98,10 @@ pub(crate) fn emit(asm: &mut Assembler, data: u64) -> VectorStubs {
     VectorStubs { save, restore }
 }
 
-/// Emits what units call to have the registers loaded up to each level, with the number of an exit
-/// in R11 that is taken if the guest may not use them; `leave` is where units are left.
+/// Emits a subroutine for each [`VectorLevel`] that loads its registers.
+///
+/// Units call it with the number of an exit in R11. It takes that exit, through the stub `leave`,
+/// if the guest may not use the registers.
 pub(crate) fn emit_load(
     asm: &mut Assembler,
     data: u64,
@@ -118,14 +122,14 @@ pub(crate) fn emit_load(
         asm.store_imm(4, context(LOADED), level as i32);
         asm.jump_to(JMP, stubs.restore);
         asm.here(refused);
-        // The return address: ADD RSP, 8
+        // Drop the return address: ADD RSP, 8
         asm.bytes(&[0x48, 0x83, 0xc4, 8]);
         asm.jump_to(JMP, leave);
         load
     })
 }
 
-/// Emits a call of a subroutine, unless no vector registers are loaded.
+/// Emits a call of a subroutine that is skipped if no vector registers are loaded.
 pub(crate) fn call_if_loaded(asm: &mut Assembler, data: u64, subroutine: u64) {
     asm.alu_imm(7, 4, Rm::Fixed(data + LOADED as u64), 0);
     let none = asm.jump(&jcc(EQUAL));
@@ -133,7 +137,9 @@ pub(crate) fn call_if_loaded(asm: &mut Assembler, data: u64, subroutine: u64) {
     asm.here(none);
 }
 
-/// Emits an instruction for each register of a range, and its memory at R10, `size` bytes each.
+/// Emits an instruction for each register of a range.
+///
+/// Its memory operand is at R10 plus `size` bytes times the register's number.
 fn each(
     asm: &mut Assembler,
     registers: Range<u32>,
@@ -149,7 +155,7 @@ fn each(
     }
 }
 
-/// Emits an instruction for each opmask register.
+/// Emits an instruction for each opmask register, with its memory operand.
 fn masks(
     asm: &mut Assembler,
     instruction: impl Fn(u32, MemoryOperand) -> Result<Instruction, iced_x86::IcedError>,
@@ -165,8 +171,9 @@ fn avx512() -> bool {
     has!("avx512f") && has!("avx512bw")
 }
 
-/// The moves that load and store all of a register that VEX instructions change, and the first
-/// register.
+/// Returns the codes that load and store a full register, and the first register.
+///
+/// The full width is what VEX instructions change: ZMM if the host has AVX-512, else YMM.
 fn wide_moves() -> (Code, Code, Register) {
     if avx512() {
         (

@@ -1,4 +1,4 @@
-//! A decoded block: its operations, and what the cache must know to find and to check it.
+//! A decoded block: its operations, and what the cache needs to find and check it.
 
 #![expect(
     unsafe_code,
@@ -10,8 +10,8 @@ use std::ptr::NonNull;
 
 /// The operations of a block. The last one has a `LastHandler`.
 ///
-/// Handlers point into them, so that no unique reference to them may exist: not even the one that
-/// moving a `Box` would be.
+/// Handlers hold pointers into them, so no unique reference to them may exist. Moving a `Box` would
+/// create one.
 #[derive(Debug)]
 struct OpSlice<C>(NonNull<[Op<C>]>);
 
@@ -27,7 +27,7 @@ impl<C> OpSlice<C> {
     }
 
     fn get(&self) -> &[Op<C>] {
-        // SAFETY: allocated by `new` and freed by `drop` only; there are shared references only.
+        // SAFETY: only `new` allocates and only `drop` frees them, and all references are shared.
         unsafe { self.0.as_ref() }
     }
 }
@@ -39,12 +39,12 @@ impl<C> Drop for OpSlice<C> {
     }
 }
 
-/// Pages for which a block was decoded, besides the guest-physical one in which it begins.
+/// Pages that a block depends on, besides the one in which it begins.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct BlockPages {
     /// Guest-physical address of the second page, if the last instruction reaches into it.
     pub(crate) second: Option<u64>,
-    /// The linear address of the page, if the block ends before the breakpoints there.
+    /// Linear address of the page, if the block ends before a breakpoint in it.
     pub(crate) linear: Option<u64>,
 }
 
@@ -52,26 +52,28 @@ pub(crate) struct BlockPages {
 #[derive(Debug)]
 pub(crate) struct Block<C> {
     ops: OpSlice<C>,
-    /// Address and mode, as `CodeCache::id` combines them.
+    /// Guest-physical address and mode, as `CodeCache::id` combines them.
     pub(super) id: u64,
     /// Guest-physical address of the second page, if the last instruction reaches into it.
     pub(crate) second_page: Option<u64>,
     /// [`BlockPages::linear`].
     pub(crate) linear_page: Option<u64>,
-    /// Bytes of code.
+    /// Length of the code in bytes.
     pub(crate) len: u16,
-    /// The bytes it was decoded from.
+    /// The bytes from which the block was decoded.
     pub(crate) code: Box<[u8]>,
-    /// Numbers of the mnemonics of its instructions, of which there may be more than operations.
+    /// Numbers of its instructions' mnemonics.
+    ///
+    /// There may be more instructions than operations, because two may be fused.
     mnemonics: Box<[u16]>,
-    /// What [`Op::count`] of its first operation is while it may run.
+    /// The value of [`Op::count`] in its first operation while the block is live.
     count: u32,
-    /// Dead, and to be compared with memory before it runs again.
+    /// Whether it is dead until it has been compared with memory.
     pub(super) suspect: bool,
 }
 
 impl<C> Block<C> {
-    /// A block made of `ops`, the last of which ends it.
+    /// Creates a block from `ops`, the last of which ends the block.
     pub(super) fn new(
         id: u64,
         code: Box<[u8]>,
@@ -96,7 +98,7 @@ impl<C> Block<C> {
         }
     }
 
-    /// A block that must not run.
+    /// Creates a block that must not run.
     pub(super) fn dead() -> Self {
         let op = Op::new(Handler::Last(|_, _| Next::EXIT));
         op.set_count(1);
@@ -110,12 +112,12 @@ impl<C> Block<C> {
         block
     }
 
-    /// The entry that leads to its first operation.
+    /// Returns the entry of the block: a pointer to its first operation.
     pub(crate) fn entry(&self) -> BlockEntry<C> {
         BlockEntry::new(self.ops.0.cast())
     }
 
-    /// Its operations.
+    /// Returns its operations.
     pub(crate) fn ops(&self) -> &[Op<C>] {
         self.ops.get()
     }
@@ -124,19 +126,19 @@ impl<C> Block<C> {
         &self.mnemonics
     }
 
-    /// Whether it may run.
+    /// Whether the block is live, that is, may run.
     pub(crate) fn is_live(&self) -> bool {
         self.ops().first().is_some_and(|op| op.count() != DEAD)
     }
 
-    /// Makes every link to it fail.
+    /// Marks the block dead: every link to it then fails at its entry.
     pub(super) fn kill(&self) {
         if let Some(first) = self.ops().first() {
             first.set_count(DEAD);
         }
     }
 
-    /// Lets a suspect block run again, because its code is still that in memory.
+    /// Makes a suspect block live again, after its code was found unchanged in memory.
     pub(super) fn revive(&mut self) {
         debug_assert!(self.suspect);
         self.suspect = false;

@@ -1,10 +1,12 @@
 //! The cache of decoded blocks.
 //!
-//! Blocks are found by guest-physical address and mode; a jump cache in front of that goes by RIP.
-//! Blocks are freed all at once, between dispatches; one whose code changed is marked dead, so that
-//! every link to it fails at its entry. While something else runs the guest its writes are not
-//! reported: [`CodeCache::distrust`] then marks all blocks dead, and each is compared with its bytes
-//! in memory, and revived, when it is next looked up.
+//! The cache finds blocks by guest-physical address and mode. A jump cache in front of it finds
+//! them by RIP. All blocks are freed at once, and only while no handler runs. A block whose code
+//! has changed is marked dead, so that every link to it fails at its entry.
+//!
+//! While KVM runs the guest, the cache gets no reports of the guest's writes.
+//! [`CodeCache::distrust`] then marks all blocks dead. The next lookup of each compares it with
+//! memory, and revives it if its bytes are unchanged.
 
 #![expect(
     unsafe_code,
@@ -26,10 +28,10 @@ use std::ptr::NonNull;
 
 /// Entries of the jump cache, a power of two.
 const JUMPS: usize = 4096;
-/// Operations after which the whole cache is dropped.
+/// Number of operations at which the cache is full and drops all blocks.
 const CAPACITY: usize = 1 << 20;
 
-/// The context of unused entries of the jump cache: generations begin with 1.
+/// The context of unused jump cache entries: valid generations begin with 1.
 const NO_CONTEXT: u64 = 0;
 
 /// A multiplicative hash for addresses.
@@ -73,11 +75,11 @@ impl<C> Clone for Jump<C> {
 
 impl<C> Copy for Jump<C> {}
 
-/// What was decoded of a page.
+/// The decoded parts of a page.
 #[derive(Debug)]
 struct CodePage {
     blocks: Vec<u32>,
-    /// One bit for each byte that was decoded.
+    /// One bit for each byte of the page: whether it was decoded.
     covered: [u64; 64],
 }
 
@@ -96,36 +98,37 @@ pub(crate) struct CodeCache<C> {
     by_id: AddressMap<u32>,
     pages: AddressMap<CodePage>,
     jumps: Box<[Jump<C>; JUMPS]>,
-    /// What unused entries of the jump cache lead to.
+    /// The block to which unused entries of the jump cache point.
     _dead: Block<C>,
     /// Full instructions, for operations that need them: see [`Op::insn`].
     pub(crate) insns: Vec<Instruction>,
-    /// A direct branch whose target was not linked yet; the next block may become its link.
+    /// A direct branch without a link, which may be linked to the next block.
     pending_link: Option<NonNull<Op<C>>>,
-    /// Blocks made or revived since the last [`CodeCache::distrust`].
+    /// Blocks that were made or revived since the last [`CodeCache::distrust`].
     trusted: Vec<u32>,
     ops: usize,
-    /// Blocks that died since [`CodeCache::take_killed`], while [`CodeCache::track_killed`] is in
-    /// force.
+    /// Blocks that died since the last [`CodeCache::take_killed`].
+    ///
+    /// `None` until [`CodeCache::track_killed`].
     killed: Option<Vec<u32>>,
-    /// Everything must be dropped before the next block is entered.
+    /// Whether all blocks must be dropped before the next one is entered.
     stale: bool,
-    /// Changes whenever code may have moved to another RIP.
+    /// A number that changes whenever code may have moved to another RIP.
     generation: u64,
-    /// Generation, privilege and mode, in which jumps are made now.
+    /// The context that jump cache entries must match: generation, privilege and mode.
     context: u64,
     epoch: u64,
     decoded: u64,
     lookups: u64,
-    /// What retired in blocks that were dropped, and where blocks ended early.
+    /// The instruction mix of freed blocks, and where blocks ended early.
     pub(crate) mix: Mix,
 }
 
-// SAFETY: the pointers in it lead to blocks that it owns; handlers and instructions are plain data.
+// SAFETY: its pointers refer to blocks that it owns; handlers and instructions are plain data.
 unsafe impl<C> Send for CodeCache<C> {}
 
 impl<C> CodeCache<C> {
-    /// An empty cache.
+    /// Creates an empty cache.
     pub(crate) fn new() -> Self {
         let dead = Block::dead();
         let none = Jump {
@@ -154,18 +157,19 @@ impl<C> CodeCache<C> {
         }
     }
 
-    /// How often everything was dropped.
+    /// Returns how often all blocks were dropped.
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// Blocks decoded, for statistics.
+    /// Returns the number of blocks that were decoded, for statistics.
     pub(crate) fn decoded(&self) -> u64 {
         self.decoded
     }
 
-    /// Blocks looked up by address, because neither a link nor the jump cache led to them, for
-    /// statistics.
+    /// Returns the number of lookups by address, for statistics.
+    ///
+    /// These are lookups of blocks to which neither a link nor the jump cache led.
     pub(crate) fn lookups(&self) -> u64 {
         self.lookups
     }
@@ -185,20 +189,24 @@ impl<C> CodeCache<C> {
         (rip ^ (rip >> 12)) as usize & (JUMPS - 1)
     }
 
-    /// Makes all entries of the jump cache fail; [`CodeCache::set_context`] must follow.
+    /// Invalidates all entries of the jump cache.
+    ///
+    /// Call [`CodeCache::set_context`] next.
     pub(crate) fn new_generation(&mut self) {
         self.generation += 1;
     }
 
-    /// Sets the context of jumps: the block key of the current mode, whose bits 6 and 7 are free, and
-    /// whether the CPL is 3.
+    /// Sets the context that jump cache entries must match.
+    ///
+    /// `key` is the block key of the current mode, whose bits 6 and 7 are free; `user` says that
+    /// the CPL is 3.
     pub(crate) fn set_context(&mut self, key: u8, user: bool) {
         debug_assert!(key & 0xc0 == 0);
         self.context = self.generation << 8 | u64::from(user) << 7 | u64::from(key);
         debug_assert!(self.context != NO_CONTEXT);
     }
 
-    /// The block at a RIP, if the jump cache has it in the current context.
+    /// Returns the block at a RIP if the jump cache has it in the current context.
     #[inline(always)]
     pub(crate) fn jump(&self, rip: u64) -> Option<BlockEntry<C>> {
         let jump = &self.jumps[Self::jump_index(rip)];
@@ -214,28 +222,30 @@ impl<C> CodeCache<C> {
         };
     }
 
-    /// Remembers a direct branch that leads to the next block and has no link yet.
+    /// Records a direct branch without a link, whose target is entered next.
     #[inline(always)]
     pub(crate) fn set_pending_link(&mut self, branch: BlockOp<'_, C>) {
         self.pending_link = Some(branch.as_ptr());
     }
 
-    /// Forgets that branch: the next block is not the one that it leads to.
+    /// Clears the pending link: the next block is not the target of that branch.
     pub(crate) fn clear_pending_link(&mut self) {
         self.pending_link = None;
     }
 
-    /// Links that branch, if there is one, to a block of this cache.
+    /// Links the pending branch, if there is one, to a block of this cache.
     pub(crate) fn link_pending(&mut self, entry: BlockEntry<C>) {
         if let Some(branch) = self.pending_link.take() {
-            // SAFETY: it was an operation of this cache's blocks when it was set, and `tidy`, which
-            // frees them, clears it.
+            // SAFETY: the branch was an operation of this cache when it was set, and `tidy`, which
+            // frees operations, clears it.
             unsafe { BlockOp::new(branch) }.set_link(entry);
         }
     }
 
-    /// The block at a guest-physical address. A suspect one is compared with memory first: `read`
-    /// reads memory, and returns false if it cannot.
+    /// Returns the block at a guest-physical address.
+    ///
+    /// A suspect block is compared with memory first. `read` reads memory, and returns false if it
+    /// cannot.
     pub(crate) fn find(
         &mut self,
         gpa: u64,
@@ -284,8 +294,9 @@ impl<C> CodeCache<C> {
         entry
     }
 
-    /// Marks all blocks to be compared with memory before they run again: see
-    /// [`CodeCache::find`]. Takes time in proportion to the blocks used since the last call.
+    /// Marks all blocks suspect: [`CodeCache::find`] will compare them with memory.
+    ///
+    /// Takes time in proportion to the number of blocks made or revived since the last call.
     pub(crate) fn distrust(&mut self) {
         for index in self.trusted.drain(..) {
             let block = &mut self.blocks[index as usize];
@@ -297,8 +308,9 @@ impl<C> CodeCache<C> {
         }
     }
 
-    /// Revives the suspect block at a guest-physical address if its code is still that in memory,
-    /// and forgets it otherwise. Returns whether it was revived.
+    /// Revives a suspect block if its code is unchanged, and else removes it.
+    ///
+    /// Returns whether the block was revived.
     #[cold]
     fn recheck(
         &mut self,
@@ -329,8 +341,9 @@ impl<C> CodeCache<C> {
         page
     }
 
-    /// Whether any of these bytes, which lie in one page, was decoded; `None` if nothing of the page
-    /// was.
+    /// Whether any of these bytes was decoded; `None` if nothing in their page was.
+    ///
+    /// The bytes must lie in one page.
     pub(crate) fn covers(&self, gpa: u64, len: usize) -> Option<bool> {
         let page = self.pages.get(&(gpa & !(PAGE - 1)))?;
         let from = gpa % PAGE;
@@ -339,7 +352,7 @@ impl<C> CodeCache<C> {
         Some(covered)
     }
 
-    /// Kills all blocks of a page.
+    /// Marks all blocks of a page dead and removes them.
     pub(crate) fn drop_page(&mut self, gpa: u64) {
         let Some(page) = self.pages.remove(&(gpa & !(PAGE - 1))) else {
             return;
@@ -356,7 +369,7 @@ impl<C> CodeCache<C> {
         }
     }
 
-    /// Kills all blocks that contain, or start at, one of these offsets in a page.
+    /// Marks all blocks dead that contain one of these offsets in a page.
     pub(crate) fn kill_at(&mut self, offsets: &[u64]) {
         let mut sorted = offsets.to_vec();
         sorted.sort_unstable();
@@ -382,12 +395,12 @@ impl<C> CodeCache<C> {
         }
     }
 
-    /// Has [`CodeCache::take_killed`] report blocks that die from now on.
+    /// Makes [`CodeCache::take_killed`] report the blocks that die from now on.
     pub(crate) fn track_killed(&mut self) {
         self.killed.get_or_insert_default();
     }
 
-    /// The blocks that died since the last call.
+    /// Returns the blocks that died since the last call, if any.
     #[inline(always)]
     pub(crate) fn take_killed(&mut self) -> Option<Vec<u32>> {
         match &mut self.killed {
@@ -396,19 +409,19 @@ impl<C> CodeCache<C> {
         }
     }
 
-    /// The context in which jumps are made now.
+    /// Returns the context that jump cache entries must match.
     pub(crate) fn context(&self) -> u64 {
         self.context
     }
 
-    /// A live block at a guest-physical address, and its index.
+    /// Returns the live block at a guest-physical address, and its index.
     pub(crate) fn live_block(&self, gpa: u64, key: u8) -> Option<(u32, &Block<C>)> {
         let index = *self.by_id.get(&Self::id(gpa, key))?;
         let block = &self.blocks[index as usize];
         block.is_live().then_some((index, block))
     }
 
-    /// Adds to the count of how often a block was entered.
+    /// Adds runs to the count of a block.
     pub(crate) fn add_runs(&self, index: u32, runs: u64) {
         let first = self
             .blocks
@@ -429,13 +442,13 @@ impl<C> CodeCache<C> {
         self.blocks.get(index as usize).is_some_and(Block::is_live)
     }
 
-    /// Kills all blocks; they are freed at the next [`CodeCache::tidy`].
+    /// Marks all blocks dead. The next [`CodeCache::tidy`] frees them.
     pub(crate) fn drop_all(&mut self) {
         self.blocks.iter().for_each(Block::kill);
         self.stale = true;
     }
 
-    /// The instruction mix so far.
+    /// Returns the instruction mix so far.
     pub(crate) fn mix(&self) -> Mix {
         let mut mix = self.mix.clone();
         for block in &self.blocks {
@@ -466,7 +479,7 @@ impl<C> CodeCache<C> {
     }
 }
 
-/// Whether the bytes that a block at `gpa` was decoded from are still in memory.
+/// Whether memory at `gpa` still holds the bytes from which a block was decoded.
 fn is_in_memory<C>(block: &Block<C>, gpa: u64, read: impl Fn(u64, &mut [u8]) -> bool) -> bool {
     let mut now = [0; 0x200];
     let Some(now) = now.get_mut(..block.code.len()) else {

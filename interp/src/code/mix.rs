@@ -1,8 +1,8 @@
 //! The instruction mix: how often each instruction retired.
 //!
-//! Every block counts how often it was entered. When a run of a block ends early, by a fault or for
-//! an event, the place is counted too. Both are converted to counts by mnemonic when the mix is
-//! asked for, and before blocks are freed.
+//! Every block counts how often it was entered. If a run of a block ends early, because of a fault
+//! or an event, the operation at which it ended is counted, too. When the mix is requested, and
+//! before blocks are freed, both are converted to counts for each mnemonic.
 
 use super::op::{Op, OpId};
 use iced_x86::{Instruction, Mnemonic};
@@ -11,24 +11,29 @@ use std::collections::HashMap;
 /// Retired instructions by mnemonic.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Mix {
-    /// By number of the mnemonic. Corrections may come before what they correct.
+    /// Counts by mnemonic number.
+    ///
+    /// A correction may be added before the count that it corrects, so that a count may be
+    /// negative.
     counts: Vec<i64>,
-    /// How often a block ended early: at which operation, and whether that one retired.
+    /// How often a block ended early, by operation and whether the operation retired.
     early: HashMap<(OpId, bool), u64>,
 }
 
-/// The number of an instruction's mnemonic.
+/// Returns the number of an instruction's mnemonic.
 pub(crate) fn mnemonic_number(insn: &Instruction) -> u16 {
     insn.mnemonic() as u16
 }
 
 impl Mix {
-    /// Counts that a run of a block ended at this operation, which retired or not.
+    /// Counts a run of a block that ended early at an operation.
     pub(crate) fn ended_early(&mut self, op: OpId, retired: bool) {
         *self.early.entry((op, retired)).or_default() += 1;
     }
 
-    /// Adds the runs of a block. A block may be added once, unless to a copy of the mix.
+    /// Adds the runs of a block.
+    ///
+    /// A block may be added to the mix only once. Adding it to a copy does not count.
     pub(crate) fn add_block<C>(&mut self, ops: &[Op<C>], mnemonics: &[u16]) {
         let runs = ops.first().map_or(0, Op::runs);
         if runs == 0 {
@@ -63,7 +68,7 @@ impl Mix {
         }
     }
 
-    /// The mnemonics with their counts, the most frequent first.
+    /// Returns the mnemonics with their counts, the most frequent first.
     pub(crate) fn list(&self) -> Vec<(String, u64)> {
         let mut list: Vec<_> = Mnemonic::values()
             .zip(&self.counts)

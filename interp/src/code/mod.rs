@@ -1,16 +1,17 @@
-//! Decoded guest code: operations, blocks of operations, and the cache that owns the blocks.
+//! Decoded guest code: operations, blocks of operations, and the cache of blocks.
 //!
-//! Everything here is generic over the context `C` that handlers work on, so that nothing here knows
-//! the processor's state.
+//! This module is generic over the context `C` on which handlers work, so that it does not depend
+//! on the processor's state.
 //!
 //! # Who may hold a pointer to an operation
 //!
-//! Blocks are freed by [`CodeCache::tidy`] only, all of them at once. Links between blocks and the
-//! jump cache are part of the cache and go with them. What leaves the cache is of two kinds:
+//! Only [`CodeCache::tidy`] frees blocks, and it frees all of them at once. Links between blocks
+//! and the jump cache belong to the cache and are cleared with it. Outside the cache, there are two
+//! kinds of pointers:
 //!
-//! - [`BlockOp`], [`InnerOp`], [`LastOp`] and [`LiveBlock`] have a lifetime during which their block
-//!   is not freed. Handlers get them from [`LiveBlock::dispatch`].
-//! - [`BlockEntry`] is a stored pointer without a lifetime. Only `unsafe` turns it into a
+//! - [`BlockOp`], [`InnerOp`], [`LastOp`] and [`LiveBlock`] have a lifetime during which their
+//!   block is not freed. Handlers get them from [`LiveBlock::dispatch`].
+//! - [`BlockEntry`] is a stored pointer without a lifetime. Only `unsafe` code can turn it into a
 //!   [`LiveBlock`].
 
 mod block;

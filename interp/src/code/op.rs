@@ -1,4 +1,4 @@
-//! The pre-resolved operation: what the decoder makes of one instruction, or of two fused ones.
+//! The operation: one decoded instruction, or two fused ones, ready to execute.
 
 #![expect(unsafe_code, reason = "handlers reach operations through raw pointers")]
 
@@ -11,18 +11,20 @@ use std::ptr::NonNull;
 /// Executes an operation that is not the last of its block.
 pub(crate) type InnerHandler<C> = for<'b> fn(&mut C, InnerOp<'b, C>) -> Next<C>;
 
-/// Executes the last operation of a block, which leads to another block or leaves the dispatch loop.
+/// Executes the last operation of a block.
+///
+/// It continues with another block, or leaves the dispatch loop.
 pub(crate) type LastHandler<C> = for<'b> fn(&mut C, LastOp<'b, C>) -> Next<C>;
 
-/// A handler of either kind, in the form in which an operation stores it.
+/// A handler of either kind, as an operation stores it.
 type StoredHandler<C> = for<'b> unsafe fn(&mut C, BlockOp<'b, C>) -> Next<C>;
 
 /// How an operation is executed.
 #[derive(Debug)]
 pub(crate) enum Handler<C> {
-    /// The operation after this one may run next.
+    /// The handler may continue with the next operation of the block.
     Inner(InnerHandler<C>),
-    /// No operation of the block runs next.
+    /// The handler does not continue in the block.
     Last(LastHandler<C>),
 }
 
@@ -34,21 +36,21 @@ impl<C> Clone for Handler<C> {
 
 impl<C> Copy for Handler<C> {}
 
-/// Operand size of byte operations none of whose registers is AH, CH, DH or BH; otherwise it is 1.
+/// Operand size for byte operations without AH, CH, DH or BH; with those it is 1.
 pub(crate) const LOW: u8 = 0x81;
 
-/// In [`Op::count`]: more than any budget.
+/// Value of [`Op::count`] in a dead block: more than any budget.
 pub(crate) const DEAD: u32 = u32::MAX;
 
-/// In [`Op::prefix`]: LOCK.
+/// Bit of [`Op::prefix`]: LOCK.
 pub(crate) const LOCK: u8 = 1;
-/// In [`Op::prefix`]: REP or REPE.
+/// Bit of [`Op::prefix`]: REP or REPE.
 pub(crate) const REP: u8 = 2;
-/// In [`Op::prefix`]: REPNE.
+/// Bit of [`Op::prefix`]: REPNE.
 pub(crate) const REPNE: u8 = 4;
-/// In [`Op::prefix`]: there is a memory operand.
+/// Bit of [`Op::prefix`]: there is a memory operand.
 pub(crate) const MEM: u8 = 8;
-/// In [`Op::prefix`]: a fused branch may be linked to the block that it leads to.
+/// Bit of [`Op::prefix`]: a fused branch may be linked to the block of its target.
 pub(crate) const LINKABLE: u8 = 16;
 
 /// One operation of a block. It fills a cache line of the host.
@@ -60,11 +62,11 @@ pub(crate) struct Op<C> {
     pub(crate) imm: u64,
     /// Displacement of the memory operand.
     pub(crate) disp: u64,
-    /// The block that a direct branch leads to, once it was looked up.
+    /// The block at the target of a direct branch, once that was looked up.
     link: Cell<Option<BlockEntry<C>>>,
     /// In the first operation of a block: how often the block was entered.
     runs: Cell<u64>,
-    /// In the first operation of a block: its instructions, or [`DEAD`] when it must not run.
+    /// In the first operation of a block: its number of instructions, or [`DEAD`].
     count: Cell<u32>,
     /// Index of the full instruction in [`super::CodeCache::insns`].
     pub(crate) insn: u32,
@@ -92,14 +94,14 @@ pub(crate) struct Op<C> {
     pub(crate) offset: u16,
     /// [`LOCK`], [`REP`], [`REPNE`], [`MEM`], [`LINKABLE`].
     pub(crate) prefix: u8,
-    /// How it can be fused with the instruction after it: see `ops::fused`.
+    /// How the operation can be fused with the next one: see `ops::fused`.
     pub(crate) fuse: u8,
-    /// The handler is a [`LastHandler`].
+    /// Whether the handler is a [`LastHandler`].
     is_last: bool,
 }
 
 impl<C> Op<C> {
-    /// An operation with this handler and no operands.
+    /// Creates an operation with this handler and no operands.
     pub(crate) fn new(handler: Handler<C>) -> Self {
         let (handler, is_last) = stored(handler);
         Self {
@@ -145,7 +147,7 @@ impl<C> Op<C> {
         self.seg_base = Reg::segment_base(seg.into());
     }
 
-    /// The segment of the memory operand, 0 to 5.
+    /// Returns the segment of the memory operand, 0 to 5.
     pub(crate) fn segment(&self) -> usize {
         self.seg_base.segment()
     }
@@ -160,17 +162,17 @@ impl<C> Op<C> {
         self.prefix & MEM != 0
     }
 
-    /// How often the block was entered whose first operation this is.
+    /// Returns how often the block was entered that begins with this operation.
     pub(crate) fn runs(&self) -> u64 {
         self.runs.get()
     }
 
-    /// Counts that the block was entered so often, modulo 2^64, whose first operation this is.
+    /// Adds runs, modulo 2^64, to the block that begins with this operation.
     pub(crate) fn add_runs(&self, runs: u64) {
         self.runs.set(self.runs.get().wrapping_add(runs));
     }
 
-    /// Instructions of the block whose first operation this is, or [`DEAD`].
+    /// Returns the instructions of the block that begins here, or [`DEAD`].
     pub(crate) fn count(&self) -> u32 {
         self.count.get()
     }
@@ -180,7 +182,7 @@ impl<C> Op<C> {
         self.count.set(count);
     }
 
-    /// The operation's address: identifies it among those that are not freed yet.
+    /// Returns the operation's address, which identifies it until it is freed.
     pub(crate) fn id(&self) -> OpId {
         OpId(std::ptr::from_ref(self).addr())
     }
@@ -191,12 +193,12 @@ impl<C> Op<C> {
     }
 }
 
-/// A handler that [`BlockOp::replace_handler`] took from an operation, or one for any operation.
+/// A handler that [`BlockOp::replace_handler`] replaced, or one for any operation.
 #[derive(Debug)]
 pub(crate) struct ReplacedHandler<C>(StoredHandler<C>);
 
 impl<C> ReplacedHandler<C> {
-    /// A handler that serves for any operation.
+    /// Wraps a handler that can execute any operation.
     pub(crate) fn any(handler: for<'a> fn(&mut C, BlockOp<'a, C>) -> Next<C>) -> Self {
         Self(handler)
     }
@@ -210,7 +212,7 @@ impl<C> Clone for ReplacedHandler<C> {
 
 impl<C> Copy for ReplacedHandler<C> {}
 
-/// Identifies an operation among those that are not freed yet.
+/// Identifies an operation until it is freed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct OpId(usize);
 
@@ -232,7 +234,7 @@ fn stored<C>(handler: Handler<C>) -> (StoredHandler<C>, bool) {
     }
 }
 
-/// An operation of a block that is not freed during `'b`.
+/// A pointer to an operation of a block that is not freed during `'b`.
 #[repr(transparent)]
 pub(crate) struct BlockOp<'b, C> {
     /// Points into the operations of a block, with provenance over all of them.
@@ -253,8 +255,8 @@ impl<C> Deref for BlockOp<'_, C> {
 
     #[inline(always)]
     fn deref(&self) -> &Op<C> {
-        // SAFETY: the type's invariant; nothing ever takes a unique reference to an operation of a
-        // block.
+        // SAFETY: by the type's invariant the operation is not freed, and no unique reference to an
+        // operation of a block ever exists.
         unsafe { self.op.as_ref() }
     }
 }
@@ -275,26 +277,29 @@ impl<'b, C> BlockOp<'b, C> {
         self.op
     }
 
-    /// The block that the operation is linked to.
+    /// Returns the block that the operation is linked to.
     #[inline(always)]
     pub(crate) fn link(self) -> Option<LiveBlock<'b, C>> {
-        // SAFETY: links lead to blocks of the same cache (`CodeCache::link_pending`), which frees
-        // all of its blocks at once: not during `'b`.
+        // SAFETY: a link points to a block of the same cache (`CodeCache::link_pending`). The cache
+        // frees all of its blocks at once, so not during `'b`.
         self.link.get().map(|entry| unsafe { entry.live() })
     }
 
-    /// The block of an entry that the jump cache has now.
+    /// Returns the block of an entry that was read from the same cache.
     ///
     /// # Safety
-    /// The entry must have been read, during `'b`, from the cache that the operation's block is in.
+    /// The entry must have been read during `'b`, from the cache that contains this operation's
+    /// block.
     #[inline(always)]
     pub(crate) unsafe fn live_sibling(self, entry: BlockEntry<C>) -> LiveBlock<'b, C> {
-        // SAFETY: a cache frees all of its blocks at once, so not during `'b`; the rest is this
-        // function's contract.
+        // SAFETY: a cache frees all of its blocks at once, so not during `'b`. The caller
+        // guarantees the rest.
         unsafe { entry.live() }
     }
 
-    /// Has the operation executed by another handler, which gets it as it is.
+    /// Replaces the operation's handler by one that gets the operation unchanged.
+    ///
+    /// Returns the old handler.
     pub(crate) fn replace_handler(
         self,
         handler: for<'a> fn(&mut C, BlockOp<'a, C>) -> Next<C>,
@@ -302,30 +307,30 @@ impl<'b, C> BlockOp<'b, C> {
         ReplacedHandler(self.handler.replace(handler))
     }
 
-    /// Executes the operation by the handler that was taken from it.
+    /// Executes the operation with a handler that was replaced.
     #[inline(always)]
     pub(crate) fn execute_replaced(self, c: &mut C, handler: ReplacedHandler<C>) -> Next<C> {
-        // SAFETY: the handler serves for any operation, or was this operation's own: its only user
-        // keeps it with the operation's identity.
+        // SAFETY: the handler can execute any operation, or it was this operation's own: its only
+        // user stores it with the operation's identity.
         unsafe { (handler.0)(c, self) }
     }
 
-    /// The operation at an index counted from this one, which is the first of its block.
+    /// Returns the operation at an index in the block that begins with this operation.
     ///
     /// # Safety
-    /// The block must have so many operations.
+    /// The block must have more than `index` operations.
     pub(crate) unsafe fn at(self, index: usize) -> Self {
-        // SAFETY: within the operations of the block, by the contract; the pointer has provenance
-        // over all of them.
+        // SAFETY: the caller guarantees that the index is within the block, and the pointer has
+        // provenance over all of its operations.
         unsafe { Self::new(self.op.add(index)) }
     }
 
-    /// Has the dispatch loop execute the operation.
+    /// Makes the dispatch loop execute the operation next.
     pub(crate) fn next(self) -> Next<C> {
         Next(Some(self.op))
     }
 
-    /// Gives the operation back a handler that was taken from it.
+    /// Restores a handler that was replaced.
     pub(crate) fn restore_handler(self, handler: ReplacedHandler<C>) {
         self.handler.set(handler.0);
     }
@@ -334,7 +339,9 @@ impl<'b, C> BlockOp<'b, C> {
         self.link.set(Some(entry));
     }
 
-    /// Executes the operation: a jump to its handler, where the caller returns what this returns.
+    /// Executes the operation by a tail call of its handler.
+    ///
+    /// The caller must return what this returns.
     #[inline(always)]
     fn execute(self, c: &mut C) -> Next<C> {
         // SAFETY: the handler is called with its own operation, and a block ends in a `LastHandler`
@@ -342,7 +349,7 @@ impl<'b, C> BlockOp<'b, C> {
         unsafe { (self.handler.get())(c, self) }
     }
 
-    /// Executes the operation now, or has the dispatch loop do it: see [`Next`].
+    /// Executes the operation now or makes the dispatch loop execute it: see [`Next`].
     #[inline(always)]
     fn run(self, c: &mut C) -> Next<C> {
         if cfg!(any(miri, hindsight_trampoline)) {
@@ -353,7 +360,7 @@ impl<'b, C> BlockOp<'b, C> {
     }
 }
 
-/// An operation that another one follows in its block.
+/// An operation that is not the last of its block.
 #[repr(transparent)]
 pub(crate) struct InnerOp<'b, C>(BlockOp<'b, C>);
 
@@ -375,15 +382,15 @@ impl<'b, C> Deref for InnerOp<'b, C> {
 }
 
 impl<'b, C> InnerOp<'b, C> {
-    /// The operation after this one.
+    /// Returns the next operation of the block.
     #[inline(always)]
     pub(crate) fn next_op(self) -> BlockOp<'b, C> {
-        // SAFETY: an `InnerOp` is made for an `InnerHandler` only, and a block ends in a
-        // `LastHandler` (`OpSlice::new`): another operation follows, in the same allocation.
+        // SAFETY: only an `InnerHandler` gets an `InnerOp`, and a block ends in a `LastHandler`
+        // (`OpSlice::new`): another operation follows in the same allocation.
         unsafe { BlockOp::new(self.0.op.add(1)) }
     }
 
-    /// Executes the operation after this one, as the last thing a handler does.
+    /// Executes the next operation. A handler must call this last.
     #[inline(always)]
     pub(crate) fn go(self, c: &mut C) -> Next<C> {
         self.next_op().run(c)
@@ -411,7 +418,7 @@ impl<'b, C> Deref for LastOp<'b, C> {
     }
 }
 
-/// The first operation of a block, as links and the jump cache store it.
+/// A pointer to a block's first operation, as links and the jump cache store it.
 #[derive(Debug)]
 #[repr(transparent)]
 pub(crate) struct BlockEntry<C>(NonNull<Op<C>>);
@@ -431,20 +438,20 @@ impl<C> PartialEq for BlockEntry<C> {
 }
 
 impl<C> BlockEntry<C> {
-    /// The entry of the block whose operations begin at `first`.
+    /// Creates the entry of the block whose operations begin at `first`.
     pub(super) fn new(first: NonNull<Op<C>>) -> Self {
         Self(first)
     }
 
-    /// The block.
+    /// Returns the block as one that is not freed during `'b`.
     ///
     /// # Safety
     /// The block must not have been freed since the entry was read from its cache, and must not be
     /// freed during `'b`.
     #[inline(always)]
     pub(crate) unsafe fn live<'b>(self) -> LiveBlock<'b, C> {
-        // SAFETY: entries are made from the first operation of a block, with provenance over all of
-        // its operations; the rest is this function's contract.
+        // SAFETY: an entry is made from the first operation of a block, with provenance over all of
+        // its operations. The caller guarantees the rest.
         LiveBlock(unsafe { BlockOp::new(self.0) })
     }
 }
@@ -462,13 +469,13 @@ impl<C> Clone for LiveBlock<'_, C> {
 impl<C> Copy for LiveBlock<'_, C> {}
 
 impl<'b, C> LiveBlock<'b, C> {
-    /// Instructions of the block, or [`DEAD`].
+    /// Returns the number of instructions in the block, or [`DEAD`].
     #[inline(always)]
     pub(crate) fn count(self) -> u32 {
         self.0.count.get()
     }
 
-    /// Counts that the block is entered, and returns how often it was.
+    /// Counts a run of the block, and returns its number of runs.
     #[inline(always)]
     pub(crate) fn count_run(self) -> u64 {
         let runs = self.0.runs.get().wrapping_add(1);
@@ -476,35 +483,35 @@ impl<'b, C> LiveBlock<'b, C> {
         runs
     }
 
-    /// The block's first operation.
+    /// Returns the block's first operation.
     pub(crate) fn first_op(self) -> BlockOp<'b, C> {
         self.0
     }
 
-    /// Executes the block, as the last thing a handler does.
+    /// Executes the block. A handler must call this last.
     #[inline(always)]
     pub(crate) fn go(self, c: &mut C) -> Next<C> {
         self.0.run(c)
     }
 
-    /// Executes operations, beginning with the block's first one, until a handler leaves.
+    /// Executes operations from the block's first one until a handler leaves the loop.
     pub(crate) fn dispatch(self, c: &mut C) {
         let mut next = self.0.execute(c);
         while let Some(op) = next.0 {
-            // SAFETY: a handler returned it, from an operation or a block that is live until
-            // blocks are freed, which no handler does.
+            // SAFETY: a handler returned the pointer, from an operation or a block that stays
+            // allocated until blocks are freed, which no handler does.
             next = unsafe { BlockOp::new(op) }.execute(c);
         }
     }
 }
 
-/// What a handler returns: the operation to execute next, or none to leave the dispatch loop.
+/// A handler's result: the operation to execute next, or none to leave the loop.
 ///
-/// Handlers normally execute the next operation themselves, as their last call, which the compiler
-/// makes a jump: one handler follows the other without a loop, and the loop in
-/// [`LiveBlock::dispatch`] only meets the end. Where calls are not turned into jumps (no
-/// optimization, sanitizers, Miri), the stack would grow with each operation; there, handlers return
-/// the next operation (cfg `hindsight_trampoline`, which the build script sets).
+/// Normally a handler executes the next operation itself, as its last call. The compiler turns this
+/// tail call into a jump, so that handlers follow each other without a loop, and
+/// [`LiveBlock::dispatch`] only sees the last result. Without tail calls (no optimization,
+/// sanitizers, Miri), the stack would grow with each operation. There handlers return the next
+/// operation instead (cfg `hindsight_trampoline`, which the build script sets).
 #[must_use]
 #[repr(transparent)]
 pub(crate) struct Next<C>(Option<NonNull<Op<C>>>);

@@ -17,13 +17,13 @@ use crate::ops::{branch, last};
 use hindsight_cpu::state::seg;
 use iced_x86::{Decoder, DecoderError, DecoderOptions, Instruction};
 
-/// Instructions in a block at most.
+/// Maximum number of instructions in a block.
 const BLOCK_INSTRUCTIONS: usize = 32;
-/// Bytes of an instruction at most.
+/// Maximum length of an instruction in bytes.
 const INSTRUCTION_BYTES: usize = 15;
-/// In a block key: a block of one instruction, for exact stepping.
+/// Bit of a block key: the block has one instruction, for exact stepping.
 pub(crate) const EXACT: u8 = 0x40;
-/// In a block key: a block that ends before the breakpoints of its linear page.
+/// Bit of a block key: the block ends before the breakpoints of its linear page.
 const BROKEN: u8 = 0x80;
 
 /// The operations of a block, the numbers of its mnemonics, and its length in bytes.
@@ -33,7 +33,7 @@ struct DecodedBlock {
     len: u16,
 }
 
-/// A block in the making.
+/// A block that is being built.
 #[derive(Default)]
 struct BlockBuilder {
     ops: Vec<Op>,
@@ -106,10 +106,11 @@ struct CodeBytes {
     second_page: Option<u64>,
 }
 
-/// Whether bytes that are no instruction are one of more than 15 bytes.
+/// Whether bytes that do not decode are an instruction of more than 15 bytes.
 ///
-/// The decoder does not report that: it is given one byte less than the longest instruction has. Only
-/// prefixes make an instruction too long, so without its first byte it needs the next 14 still.
+/// The decoder reports only that it needs more bytes. An instruction is too long if its first 14
+/// bytes need more, and the 14 bytes after the first one do, too: only prefixes make an instruction
+/// too long.
 #[cold]
 pub(super) fn is_too_long(bits: u32, bytes: &[u8]) -> bool {
     let needs_more = |bytes: &[u8]| {
@@ -123,7 +124,7 @@ pub(super) fn is_too_long(bits: u32, bytes: &[u8]) -> bool {
 }
 
 impl Core {
-    /// Guest-physical address of code, with the right to fetch checked.
+    /// Translates the address of code to guest-physical, and checks the fetch rights.
     pub(crate) fn translate_code(&mut self, lin: u64) -> Result<u64, Fault> {
         let set = if self.mode.cpl() == 3 {
             TlbSet::User
@@ -138,7 +139,7 @@ impl Core {
         Ok(page.gpa)
     }
 
-    /// Linear address of an offset in the code segment.
+    /// Returns the linear address of an offset in the code segment.
     pub(crate) fn code_lin(&self, rip: u64) -> u64 {
         if self.mode.is_64bit() {
             rip
@@ -177,7 +178,7 @@ impl Core {
         if let Some(second) = code.second_page {
             self.memory.mark_code(second);
         }
-        // The page has become a code page: the TLB for writes must not have it any more.
+        // The page has become a code page, so the TLB for writes must no longer contain it.
         self.follow_code_changes();
         let bytes = code.bytes.get(..len).unwrap_or(&code.bytes);
         let pages = BlockPages {
@@ -188,8 +189,9 @@ impl Core {
         Ok(self.code.insert(gpa, key, bytes, pages, decoded))
     }
 
-    /// The key of the block at a linear address, and the linear page to which it is confined, because
-    /// the page has a breakpoint.
+    /// Returns the key of the block at a linear address.
+    ///
+    /// Also returns the linear page to which the block is confined, if the page has a breakpoint.
     pub(crate) fn block_key_at(&self, lin: u64, exact: bool) -> (u8, Option<u64>) {
         let key = self.block_key();
         if exact {
@@ -286,7 +288,7 @@ impl Core {
         Ok(Some(block))
     }
 
-    /// The operation after a block's last instruction, if that may not branch.
+    /// Returns the operation after a last instruction that may not branch.
     fn fall(&self, rip: u64, len: u16) -> Op {
         let lin = self.code_lin(rip);
         let same_page = (lin ^ lin.wrapping_add(len.into())) >> 12 == 0;

@@ -1,4 +1,4 @@
-//! Dead flags: operations of a block whose flags are overwritten before anything can read them.
+//! Removes dead flags: those that are overwritten before anything can read them.
 
 use crate::core::{Handler, Op};
 use crate::facts::{FlagFacts, InstructionFacts};
@@ -8,14 +8,14 @@ use crate::flags::ARITHMETIC;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FlagUse {
     flags: FlagFacts,
-    /// Anything may read the flags that were set before the operation.
+    /// Whether other code may read the flags that were set before the operation.
     exposed: bool,
-    /// The handler that does the same without the flags, if there is one.
+    /// A handler that does the same without computing the flags, if there is one.
     without_flags: Option<Handler>,
 }
 
 impl FlagUse {
-    /// The use by the operation of an instruction.
+    /// Returns how the operation of an instruction uses the flags.
     pub(super) fn new(facts: &InstructionFacts, without_flags: Option<Handler>) -> Self {
         debug_assert!(without_flags.is_none() || facts.flags.written == facts.flags.changed);
         Self {
@@ -25,7 +25,7 @@ impl FlagUse {
         }
     }
 
-    /// The same use by an operation that must compute the flags.
+    /// Returns the same use, by an operation that must compute the flags.
     pub(super) fn with_flags_only(self) -> Self {
         Self {
             without_flags: None,
@@ -33,7 +33,7 @@ impl FlagUse {
         }
     }
 
-    /// The use by an operation that raises an exception in place of an instruction.
+    /// Returns the use by an operation that only raises an exception.
     pub(super) fn exposing() -> Self {
         Self {
             flags: FlagFacts::KEEPS,
@@ -43,7 +43,7 @@ impl FlagUse {
     }
 }
 
-/// Replaces the handlers of operations whose flags are dead by those that do not compute them.
+/// Replaces handlers whose flags are dead by those that do not compute them.
 pub(super) fn remove_dead_flags(ops: &mut [Op], uses: &[FlagUse]) {
     debug_assert_eq!(ops.len(), uses.len());
     let mut live = ARITHMETIC;

@@ -8,7 +8,7 @@ use crate::facts::{InstructionFacts, Operand, OperandAccess};
 use crate::ops::fused;
 use iced_x86::Instruction;
 
-/// The instruction that may be fused with the one before it.
+/// An instruction that may be fused with the previous one.
 pub(super) struct Second<'a> {
     pub(super) insn: &'a Instruction,
     pub(super) op: &'a Op,
@@ -30,13 +30,13 @@ pub(super) fn fuse(
     }
 }
 
-/// A MOV and the instruction after it, which works on the moved value.
+/// Fuses a MOV with the next instruction, which works on the moved value.
 fn fuse_mov(first: &Op, second: &Second<'_>) -> Option<(Op, FlagUse)> {
     let Second { insn, op, facts } = *second;
     let same = facts.access[0] == OperandAccess::READ_WRITE
         && matches!(facts.operands[0], Operand::General(_))
         && (op.dst, op.size) == (first.dst, first.size);
-    // The second operand must not be what was moved.
+    // The second operand must not be the moved value.
     let itself = facts.operands[1] == Operand::General(first.dst);
     if !same || itself || facts.exposes_flags() {
         return None;
@@ -51,7 +51,7 @@ fn fuse_mov(first: &Op, second: &Second<'_>) -> Option<(Op, FlagUse)> {
     Some((both, flag_use))
 }
 
-/// A comparison and the conditional branch after it.
+/// Fuses a comparison with the conditional branch after it.
 fn fuse_branch(first: &Op, second: &Second<'_>, record: bool) -> Option<Op> {
     let branch = second.op;
     let condition = second.facts.branch_condition?;

@@ -22,26 +22,28 @@ use iced_x86::{Instruction, Mnemonic as M};
 pub(super) struct Selected {
     pub(super) op: Op,
     pub(super) flag_use: FlagUse,
-    /// Of a valid instruction.
+    /// The facts of the instruction, if it is valid.
     pub(super) facts: Option<InstructionFacts>,
 }
 
-/// An instruction with what its choice of operation depends on.
+/// An instruction, and the data that determine its operation.
 pub(super) struct Pick<'a> {
     pub(super) i: &'a Instruction,
     pub(super) facts: &'a InstructionFacts,
-    /// 64-bit mode with 64-bit addresses, or 32-bit code and an open segment: the fast forms serve.
+    /// Whether the fast handlers can be used.
+    ///
+    /// That is in 64-bit mode with 64-bit addresses, and in 32-bit code with an open segment.
     pub(super) fast: bool,
-    /// Code size in bytes.
+    /// Default operand size of the code in bytes: 2, 4 or 8.
     pub(super) code: u8,
-    /// A direct branch within the page.
+    /// Whether it is a direct branch within the page.
     pub(super) link: bool,
-    /// Taken branches are observed.
+    /// Whether taken branches are observed.
     pub(super) record: bool,
     pub(super) size: u8,
 }
 
-/// Picks a condition by its code.
+/// Instantiates a handler for a condition code.
 macro_rules! by_condition {
     ($cc:expr, $wrap:ident, $($f:ident)::+ $(, $t:tt)*) => {
         match $cc {
@@ -57,7 +59,7 @@ macro_rules! by_condition {
     };
 }
 
-/// Picks a width for `f::<T, C>` with a constant after the width.
+/// Instantiates the handler `f::<T, C>` for the width `T` and a constant `C`.
 macro_rules! sized {
     ($size:expr, $wrap:ident, $($f:ident)::+ $(, $c:tt)?) => {
         match $size {
@@ -69,7 +71,7 @@ macro_rules! sized {
     };
 }
 
-/// The same, with a form for low bytes.
+/// Like `sized`, with a handler for bytes that are the lowest of their registers.
 macro_rules! sized_low {
     ($size:expr, $wrap:ident, $($f:ident)::+ $(, $c:tt)?) => {
         match $size {
@@ -81,7 +83,7 @@ macro_rules! sized_low {
 
 pub(super) use {by_condition, sized, sized_low};
 
-/// The operand size, and whether a byte is always the lowest one of its register.
+/// Returns the operand size, and whether a byte is the lowest one of its register.
 pub(super) fn width(o: &Op) -> u8 {
     match o.size {
         1 if !o.dst.is_high_byte() && !o.src.is_high_byte() => LOW,
@@ -91,13 +93,13 @@ pub(super) fn width(o: &Op) -> u8 {
 
 /// How the address of a memory operand is computed.
 pub(super) enum AddressForm {
-    /// Any form, in 32-bit code. The other forms are for 64-bit addresses.
+    /// Any form in 32-bit code; the other variants are for 64-bit addresses.
     Open,
     /// A base register, if any, and a displacement.
     Base,
-    /// An index register too.
+    /// A base register, an index register, and a displacement.
     Index,
-    /// With the base of FS or GS.
+    /// Any form, with the base of FS or GS.
     Any,
 }
 
@@ -110,7 +112,9 @@ pub(super) fn address_form(o: &Op) -> AddressForm {
     }
 }
 
-/// What an encoding does where CPUID does not show its instruction; none: #UD.
+/// Returns the handler of an encoding whose feature CPUID does not report.
+///
+/// Returns `None` if it raises #UD.
 fn without_feature(i: &Instruction, size: u8) -> Option<Handler> {
     Some(match i.mnemonic() {
         // The prefix is ignored.
@@ -127,7 +131,9 @@ fn without_feature(i: &Instruction, size: u8) -> Option<Handler> {
 }
 
 impl Core {
-    /// Makes the operation for an instruction; `too_long` if it does not end within 15 bytes.
+    /// Creates the operation for an instruction.
+    ///
+    /// `too_long` says that it does not end within 15 bytes.
     pub(super) fn select(&mut self, i: &Instruction, rip: u64, too_long: bool) -> Selected {
         let mut op = Op::new(general!(system::ud));
         if i.is_invalid() {
@@ -155,7 +161,7 @@ impl Core {
         }
     }
 
-    /// What is executed in place of an instruction that CPUID or a transaction excludes.
+    /// Returns the handler for an instruction that CPUID or a transaction excludes.
     fn in_place_of(&self, i: &Instruction, op: &Op) -> Option<Handler> {
         if !i.cpuid_features().iter().all(|f| self.features.has(*f)) {
             return Some(without_feature(i, op.size).unwrap_or(general!(system::ud)));
@@ -211,7 +217,7 @@ impl Core {
         FlagUse::exposing()
     }
 
-    /// Whether the fast forms serve for a memory operand.
+    /// Whether the fast handlers can be used for a memory operand.
     fn is_fast(&self, op: &Op) -> bool {
         let usual = [seg::DS, seg::ES, seg::SS].contains(&op.segment());
         match self.mode.code_size() {
@@ -221,7 +227,7 @@ impl Core {
         }
     }
 
-    /// How an instruction that CPUID shows is executed.
+    /// Returns how an instruction that CPUID reports is executed.
     #[cfg(test)]
     pub(super) fn execution(&mut self, i: &Instruction) -> super::tests::Execution {
         use super::tests::Execution;
@@ -268,7 +274,7 @@ impl Pick<'_> {
         matches!(self.operand(n), Operand::General(_) | Operand::Special(_))
     }
 
-    /// A register that is no general one.
+    /// Whether an operand is a register that is not a general register.
     pub(super) fn special(&self, n: usize) -> bool {
         matches!(self.operand(n), Operand::Special(_))
     }

@@ -7,7 +7,7 @@ use crate::ops::{alu, inner, mov, shift};
 use iced_x86::Mnemonic as M;
 
 impl Pick<'_> {
-    /// The handler that does what the instruction does but leaves the flags, if there is one.
+    /// Returns a handler that executes the instruction but keeps the flags, if any.
     pub(super) fn without_flags(&self, o: &mut Op) -> Option<Handler> {
         let memory = self.facts.memory.is_some();
         if memory && (!self.fast || o.lock()) {
@@ -23,7 +23,7 @@ impl Pick<'_> {
             M::Cmp | M::Test => inner!(mov::nop),
             M::Inc => self.step::<false>(),
             M::Dec => self.step::<true>(),
-            // By a number that is not 0.
+            // The count is a constant that is not 0.
             _ if self.facts.flags.written.is_empty() => return None,
             M::Shl | M::Sal => self.shift_without_flags::<{ shift::SHL }>(),
             M::Shr => self.shift_without_flags::<{ shift::SHR }>(),

@@ -1,8 +1,8 @@
-//! Which vector instructions need aligned memory operands.
+//! Decides which vector instructions need an aligned memory operand.
 
 use iced_x86::{EncodingKind, Instruction, Mnemonic as M};
 
-/// Whether the memory operand of a vector instruction, of `size` bytes, must be aligned to its size.
+/// Whether a vector instruction needs its operand of `size` bytes aligned to `size`.
 pub(crate) fn needs_alignment(i: &Instruction, size: usize) -> bool {
     match i.mnemonic() {
         M::Movups

@@ -1,25 +1,25 @@
-//! The table: how instructions access their operands and flags, and how they may end.
+//! The table of how instructions access operands and flags, and how they may end.
 
 use super::{FlagFacts, OperandAccess, flow};
 use crate::flags::ARITHMETIC;
 use hindsight_regs::rflags::Rflags;
 use iced_x86::{ConditionCode, Instruction, Mnemonic as M, OpKind};
 
-/// How an instruction ends whose operands are general registers and immediates.
+/// How an instruction may end if it has no memory operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Completion {
     /// It completes, and the next instruction follows.
     Always,
-    /// The same, or it faults.
+    /// It completes as above, or it faults.
     OrFault,
-    /// It may fault, or leave the dispatch loop.
+    /// It completes as above, faults, or leaves the dispatch loop.
     OrFaultOrExit,
 }
 
 /// A row of the table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Behaviour {
-    /// Of the explicit operands, in order.
+    /// Accesses to the explicit operands, in order.
     pub(super) access: [OperandAccess; 5],
     pub(super) flags: FlagFacts,
     pub(super) completion: Completion,
@@ -47,7 +47,7 @@ pub(super) const fn flags(read: Rflags, written: Rflags, undefined: Rflags) -> F
     }
 }
 
-/// The flags of an instruction that under a condition keeps those that it would write.
+/// Returns the flags of an instruction that may keep the flags it would write.
 pub(super) const fn conditionally(facts: FlagFacts) -> FlagFacts {
     FlagFacts {
         written: NO_FLAGS,
@@ -55,15 +55,15 @@ pub(super) const fn conditionally(facts: FlagFacts) -> FlagFacts {
     }
 }
 
-/// Neither reads nor changes flags.
+/// The instruction neither reads nor changes flags.
 pub(super) const KEEPS: FlagFacts = flags(NO_FLAGS, NO_FLAGS, NO_FLAGS);
-/// Writes all flags, with defined values.
+/// The instruction writes all flags, with defined values.
 pub(super) const WRITES: FlagFacts = flags(NO_FLAGS, ARITHMETIC, NO_FLAGS);
-/// Passes the flags to other code, or comes back with those of other code.
+/// The instruction enters other code, which may read and change all flags.
 pub(super) const TRANSFERS: FlagFacts = conditionally(flags(ARITHMETIC, ARITHMETIC, NO_FLAGS));
-/// Writes all flags; AF is undefined.
+/// The instruction writes all flags; AF is undefined.
 const LOGIC: FlagFacts = flags(NO_FLAGS, ARITHMETIC, AF);
-/// CF is the bit; the interpreter keeps the flags that are undefined.
+/// The instruction writes CF; the interpreter keeps the undefined flags.
 const BIT: FlagFacts = flags(NO_FLAGS, CF, OF.union(SF).union(AF).union(PF));
 const PRODUCT: FlagFacts = flags(NO_FLAGS, ARITHMETIC, SF.union(ZF).union(AF).union(PF));
 
@@ -87,7 +87,7 @@ pub(super) const fn exits(a: [OperandAccess; 3], flags: FlagFacts) -> Behaviour 
     row(a, flags, Completion::OrFaultOrExit)
 }
 
-/// The row of an instruction.
+/// Returns the table's row for an instruction.
 pub(super) fn of(i: &Instruction) -> Behaviour {
     arithmetic(i)
         .or_else(|| movement(i))
@@ -98,7 +98,7 @@ pub(super) fn of(i: &Instruction) -> Behaviour {
         .unwrap_or_else(|| vector(i))
 }
 
-/// The flags that a condition depends on.
+/// Returns the flags that a condition code reads.
 fn condition_flags(condition: ConditionCode) -> Rflags {
     use ConditionCode as C;
     match condition {
@@ -118,7 +118,7 @@ pub(super) fn condition_facts(i: &Instruction) -> FlagFacts {
     flags(condition_flags(i.condition_code()), NO_FLAGS, NO_FLAGS)
 }
 
-/// The masked count of a shift or rotation; `None` if it is in CL.
+/// Returns the masked count of a shift or rotation; `None` if it is in CL.
 fn shift_count(i: &Instruction) -> Option<u64> {
     let operand = i.op_count() - 1;
     if i.op_kind(operand) == OpKind::Register {
@@ -131,8 +131,10 @@ fn shift_count(i: &Instruction) -> Option<u64> {
     Some(i.immediate(operand) & if size == 8 { 63 } else { 31 })
 }
 
-/// The flags of a shift or rotation. OF is undefined unless the count is 1, and so are the flags of
-/// `undefined`. A count of 0 keeps all flags.
+/// Returns the flags of a shift or rotation.
+///
+/// OF is undefined unless the count is 1, and the flags of `undefined` always are. A count of 0
+/// keeps all flags.
 fn shift_flags(i: &Instruction, written: Rflags, undefined: Rflags) -> FlagFacts {
     match shift_count(i) {
         Some(0) => KEEPS,
@@ -142,7 +144,7 @@ fn shift_flags(i: &Instruction, written: Rflags, undefined: Rflags) -> FlagFacts
     }
 }
 
-/// Integer arithmetic and logic.
+/// Rows of integer arithmetic and logic.
 fn arithmetic(i: &Instruction) -> Option<Behaviour> {
     const STEP: FlagFacts = flags(NO_FLAGS, ARITHMETIC.difference(CF), NO_FLAGS);
     Some(match i.mnemonic() {
@@ -160,7 +162,7 @@ fn arithmetic(i: &Instruction) -> Option<Behaviour> {
             2 => plain([RW, R, N], PRODUCT),
             _ => plain([W, R, R], PRODUCT),
         },
-        // The interpreter keeps the flags.
+        // All flags are undefined; the interpreter keeps them.
         M::Div | M::Idiv => faults([R, N, N], flags(NO_FLAGS, NO_FLAGS, ARITHMETIC)),
         M::Aaa | M::Aas => plain(
             [N; 3],
@@ -185,7 +187,7 @@ fn arithmetic(i: &Instruction) -> Option<Behaviour> {
     })
 }
 
-/// Moves, conditional moves, exchanges, changes of single flags, and hints.
+/// Rows of moves, conditional moves, exchanges, changes of one flag, and hints.
 fn movement(i: &Instruction) -> Option<Behaviour> {
     Some(match i.mnemonic() {
         M::Mov if control_or_debug(i) => exits([W, R, N], flags(NO_FLAGS, NO_FLAGS, ARITHMETIC)),
@@ -213,14 +215,16 @@ fn movement(i: &Instruction) -> Option<Behaviour> {
     })
 }
 
-/// Whether it accesses a control or debug register; the interpreter keeps the flags then.
+/// Whether an instruction moves to or from a control or debug register.
+///
+/// The architecture leaves the flags undefined then; the interpreter keeps them.
 fn control_or_debug(i: &Instruction) -> bool {
     [i.op0_register(), i.op1_register()]
         .iter()
         .any(|r| r.is_cr() || r.is_dr())
 }
 
-/// CMOVcc.
+/// Whether an instruction is CMOVcc.
 pub(crate) fn is_cmov(i: &Instruction) -> bool {
     i.condition_code() != ConditionCode::None
         && i.op_count() == 2
@@ -228,7 +232,7 @@ pub(crate) fn is_cmov(i: &Instruction) -> bool {
         && i.op0_register().is_gpr()
 }
 
-/// SETcc.
+/// Whether an instruction is SETcc.
 pub(crate) fn is_setcc(i: &Instruction) -> bool {
     i.condition_code() != ConditionCode::None
         && i.op_count() == 1
@@ -236,7 +240,7 @@ pub(crate) fn is_setcc(i: &Instruction) -> bool {
         && !i.is_loopcc()
 }
 
-/// Shifts, rotations, bit tests, bit counts and the bit operations of BMI.
+/// Rows of shifts, rotations, bit tests, bit counts and the bit operations of BMI.
 fn shift_or_bit(i: &Instruction) -> Option<Behaviour> {
     const SCANNED: Rflags = ARITHMETIC.difference(ZF);
     const COUNTED: Rflags = OF.union(SF).union(AF).union(PF);
@@ -251,7 +255,7 @@ fn shift_or_bit(i: &Instruction) -> Option<Behaviour> {
         M::Bsf | M::Bsr => plain([RW, R, N], flags(NO_FLAGS, ARITHMETIC, SCANNED)),
         M::Tzcnt | M::Lzcnt => plain([W, R, N], flags(NO_FLAGS, ARITHMETIC, COUNTED)),
         M::Popcnt => plain([W, R, N], WRITES),
-        // Executed on the host's processor.
+        // These run on the host's processor, in a thunk.
         M::Andn => exits([W, R, R], flags(NO_FLAGS, ARITHMETIC, AF.union(PF))),
         M::Bextr => exits(
             [W, R, R],
@@ -267,7 +271,9 @@ fn shift_or_bit(i: &Instruction) -> Option<Behaviour> {
     })
 }
 
-/// The flags of a rotation through CF, which keeps them if it turns the value round entirely.
+/// Returns the flags of RCL and RCR.
+///
+/// A count that is a multiple of the rotated width keeps them.
 fn carry_rotation_flags(i: &Instruction) -> FlagFacts {
     match shift_flags(i, CF.union(OF), NO_FLAGS) {
         KEEPS => KEEPS,
@@ -278,7 +284,7 @@ fn carry_rotation_flags(i: &Instruction) -> FlagFacts {
     }
 }
 
-/// Vector, x87 and other instructions: all operands count as read and written.
+/// The row of other instructions, such as x87: they read and write all operands.
 fn vector(i: &Instruction) -> Behaviour {
     let facts = match i.mnemonic() {
         M::Comisd | M::Comiss | M::Ucomisd | M::Ucomiss => WRITES,

@@ -1,9 +1,9 @@
-//! A walk over the whole opcode space, for tests.
+//! Enumerates the whole opcode space, for tests.
 
 use iced_x86::{Decoder, DecoderOptions, Instruction};
 use std::collections::BTreeMap;
 
-/// One example of each instruction that `bits`-bit code can hold.
+/// Returns one example of each instruction that can occur in `bits`-bit code.
 pub(crate) fn examples(bits: u32) -> BTreeMap<u16, Instruction> {
     let mut found = BTreeMap::new();
     let mut bytes = Vec::with_capacity(24);
@@ -11,8 +11,8 @@ pub(crate) fn examples(bits: u32) -> BTreeMap<u16, Instruction> {
         let vex = lead.iter().any(|b| matches!(b, 0x62 | 0xc4));
         for opcode in 0..=255_u8 {
             for modrm in 0..=255_u8 {
-                // Memory operands with a SIB byte whose index is not the destination; of registers
-                // only the first, but where ModRM is part of the opcode.
+                // Memory operands have a SIB byte whose index is not the destination. Of the
+                // registers, only the first is used, unless ModRM is part of the opcode.
                 let memory = modrm < 0xc0;
                 if (memory && modrm & 0xc7 != 4) || (vex && !memory && modrm & 7 != 0) {
                     continue;
@@ -31,7 +31,7 @@ pub(crate) fn examples(bits: u32) -> BTreeMap<u16, Instruction> {
     found
 }
 
-/// Everything that can stand before an opcode byte.
+/// Returns all sequences of prefixes and escapes that can precede an opcode byte.
 fn leads(bits: u32) -> Vec<Vec<u8>> {
     let mut leads = Vec::new();
     let rex: &[&[u8]] = if bits == 64 { &[&[], &[0x48]] } else { &[&[]] };
@@ -68,7 +68,7 @@ fn leads(bits: u32) -> Vec<Vec<u8>> {
         }
     }
     if bits == 16 {
-        // Vector indices need addresses of 32 bits.
+        // VSIB operands need 32-bit addresses.
         let vex: Vec<_> = leads
             .iter()
             .filter(|l| matches!(l[..], [0xc4, 0xe2, ..] | [0x62, 0xf2, ..]))

@@ -1,4 +1,4 @@
-//! Rows of instructions that use the stack, branch, or change the state of the system.
+//! Rows of instructions that use the stack, branch, or change system state.
 
 use super::behaviour::{
     Behaviour, KEEPS, N, R, RW, TRANSFERS, W, WRITES, condition_facts, conditionally, exits, flags,
@@ -9,15 +9,15 @@ use hindsight_regs::rflags::Rflags;
 use iced_x86::{Instruction, Mnemonic as M};
 
 const NO_FLAGS: Rflags = Rflags::empty();
-/// Of segment checks: only ZF.
+/// Flags of segment checks such as VERR: they write ZF only.
 const CHECKS: FlagFacts = flags(NO_FLAGS, Rflags::ZF, NO_FLAGS);
 
-/// Whether the code after the instruction may not be what it was, although it is no branch.
+/// Whether an instruction that is no branch ends its block: other code may follow.
 pub(super) fn changes_code(i: &Instruction) -> bool {
     matches!(i.mnemonic(), M::Xbegin | M::Xend | M::Rsm)
 }
 
-/// The flags of a repeated comparison, which keeps them if it does no iteration.
+/// Returns the flags of CMPS or SCAS, which keeps them if it is repeated 0 times.
 fn compare_string_flags(i: &Instruction) -> FlagFacts {
     if i.has_rep_prefix() || i.has_repne_prefix() {
         conditionally(WRITES)
@@ -26,7 +26,7 @@ fn compare_string_flags(i: &Instruction) -> FlagFacts {
     }
 }
 
-/// Stack, string and port instructions.
+/// Rows of stack, string and port instructions.
 pub(super) fn stack_or_string(i: &Instruction) -> Option<Behaviour> {
     let string = i.is_string_instruction();
     Some(match i.mnemonic() {
@@ -52,7 +52,9 @@ pub(super) fn stack_or_string(i: &Instruction) -> Option<Behaviour> {
     })
 }
 
-/// A row of a string instruction, which keeps its destination if it is repeated 0 times.
+/// Returns the row of a string instruction.
+///
+/// If it is repeated 0 times, it keeps its destination.
 fn repeated(
     i: &Instruction,
     [destination, source, third]: [OperandAccess; 3],
@@ -66,7 +68,7 @@ fn repeated(
     exits([destination, source, third], facts)
 }
 
-/// Branches, calls, returns and interrupts.
+/// Rows of branches, calls, returns and interrupts.
 pub(super) fn branch(i: &Instruction) -> Option<Behaviour> {
     Some(match i.mnemonic() {
         _ if i.is_jcc_short_or_near() => exits([R, N, N], condition_facts(i)),
@@ -85,7 +87,7 @@ pub(super) fn branch(i: &Instruction) -> Option<Behaviour> {
     })
 }
 
-/// Instructions that read or change the state of the system.
+/// Rows of instructions that read or change system state.
 pub(super) fn system(i: &Instruction) -> Option<Behaviour> {
     Some(match i.mnemonic() {
         M::Hlt | M::Cli | M::Sti | M::Clac | M::Stac | M::Clts => exits([N; 3], KEEPS),
@@ -101,7 +103,7 @@ pub(super) fn system(i: &Instruction) -> Option<Behaviour> {
         M::Swapgs | M::Wait | M::Xgetbv | M::Xsetbv => exits([N; 3], KEEPS),
         M::Rdpkru | M::Wrpkru | M::Monitor | M::Mwait => exits([N; 3], KEEPS),
         M::Verr | M::Verw => exits([R, N, N], CHECKS),
-        // A selector that fails the checks keeps the destination.
+        // If the selector fails the checks, the destination keeps its value.
         M::Lar | M::Lsl | M::Arpl => exits([RW, R, N], CHECKS),
         M::Bound => exits([R, R, N], KEEPS),
         M::Rdrand | M::Rdseed => exits([W, N, N], WRITES),

@@ -1,12 +1,12 @@
-//! Facts about an instruction that any execution tier needs before it can execute it.
+//! Facts about an instruction that every execution tier needs to execute it.
 //!
-//! [`InstructionFacts::of`] is pure: it reads nothing but the instruction and the code size. The
-//! decoder uses the facts to fill in operations, to end blocks, to fuse operations and to omit flags
-//! that nothing reads; another tier can use the same ones.
+//! [`InstructionFacts::of`] is pure: its result depends on the instruction and the code size only.
+//! The decoder uses the facts to fill in operations, to end blocks, to fuse operations, and to omit
+//! flags that nothing reads. The translator uses the same facts.
 //!
-//! The facts are those of this interpreter. Flags that the architecture leaves undefined have the
-//! values that the interpreter gives them, on every host. CPUID, which can make any instruction
-//! undefined, and transactions do not count.
+//! The facts describe this interpreter. Flags that the architecture leaves undefined have the
+//! values that the interpreter gives them, which are the same on every host. The facts ignore
+//! CPUID, which can make any instruction undefined, and transactions.
 
 mod alignment;
 mod behaviour;
@@ -27,14 +27,14 @@ pub(crate) use operands::{MemoryFacts, Operand};
 /// How an instruction accesses the value of an operand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OperandAccess {
-    /// What the instruction does may depend on the value.
+    /// The instruction's effect may depend on the value.
     pub(crate) reads: bool,
-    /// The value may change.
+    /// The instruction may change the value.
     pub(crate) writes: bool,
 }
 
 impl OperandAccess {
-    /// Of a memory operand only the address is used.
+    /// The value is not accessed: of a memory operand, only the address is used.
     pub(crate) const NONE: Self = Self {
         reads: false,
         writes: false,
@@ -47,7 +47,7 @@ impl OperandAccess {
         reads: false,
         writes: true,
     };
-    /// Also of an operand that keeps its value under a condition.
+    /// The value is read and written, or may be kept under a condition.
     pub(crate) const READ_WRITE: Self = Self {
         reads: true,
         writes: true,
@@ -57,9 +57,9 @@ impl OperandAccess {
 /// How an instruction uses the six arithmetic flags when it completes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FlagFacts {
-    /// Flags whose values it depends on.
+    /// Flags that the instruction reads.
     pub(crate) read: Rflags,
-    /// Flags that it always overwrites: afterwards they do not depend on their values before.
+    /// Flags that it always overwrites, independently of their old values.
     pub(crate) written: Rflags,
     /// Flags that it may change: `written`, and those that it keeps under a condition.
     pub(crate) changed: Rflags,
@@ -83,24 +83,26 @@ pub(crate) struct InstructionFacts {
     pub(crate) operands: [Operand; 5],
     /// How the explicit operands are accessed.
     pub(crate) access: [OperandAccess; 5],
-    /// Number of the segment of the memory or string operand, if there is one.
+    /// Segment of the memory or string operand, 0 to 5, if there is one.
     pub(crate) segment: Option<u8>,
-    /// The memory operand, but for those of string instructions.
+    /// The memory operand, unless it is that of a string instruction.
     pub(crate) memory: Option<MemoryFacts>,
-    /// The arithmetic flags.
+    /// How it uses the arithmetic flags.
     pub(crate) flags: FlagFacts,
     /// It may raise an exception.
     pub(crate) may_fault: bool,
-    /// It may leave the dispatch loop after it has completed, or be completed elsewhere.
+    /// It may leave the dispatch loop when complete, or to let other code complete it.
     pub(crate) may_leave: bool,
-    /// No instruction after it belongs to its block.
+    /// It is the last instruction of its block.
     pub(crate) ends_block: bool,
     /// The condition of Jcc.
     pub(crate) branch_condition: Option<ConditionCode>,
 }
 
 impl InstructionFacts {
-    /// The facts about a valid instruction in code of this size in bytes: 2, 4 or 8.
+    /// Returns the facts about a valid instruction.
+    ///
+    /// `code_size` is the default operand size in bytes: 2, 4 or 8.
     pub(crate) fn of(i: &Instruction, code_size: u8) -> Self {
         debug_assert!(!i.is_invalid() && matches!(code_size, 2 | 4 | 8));
         let behaviour = behaviour::of(i);
@@ -130,8 +132,10 @@ impl InstructionFacts {
         facts
     }
 
-    /// Whether anything can read the flags that were set before the instruction, though it may not
-    /// read them itself: the handler of an exception, or whatever runs after the dispatch loop.
+    /// Whether the flags from before the instruction are visible outside the block.
+    ///
+    /// The instruction may fault, or leave the dispatch loop: the handler of an exception, or the
+    /// code after the loop, can then read them, even if the instruction does not.
     pub(crate) fn exposes_flags(&self) -> bool {
         self.may_fault || self.may_leave
     }

@@ -1,4 +1,4 @@
-//! Operands, their sizes and addresses.
+//! Determines the operands of an instruction, their sizes and addresses.
 
 #![expect(
     clippy::cast_possible_truncation,
@@ -11,19 +11,19 @@ use iced_x86::{Code, Instruction, Mnemonic as M, OpKind, Register};
 /// An explicit operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operand {
-    /// There is none.
+    /// No operand.
     None,
     /// A general register or a part of one.
     General(Reg),
-    /// A register of another kind, with its number in place of a general one's.
+    /// A register of another kind; its number is stored as that of a general register.
     Special(Reg),
     /// The memory operand: [`super::InstructionFacts::memory`].
     Memory,
-    /// Memory at rSI or rDI, as string instructions address it.
+    /// The memory operand of a string instruction, at rSI or rDI.
     String,
     /// An immediate, extended to the operand size.
     Immediate(u64),
-    /// The second immediate of ENTER and the like.
+    /// The second immediate, as ENTER has.
     SecondImmediate(u64),
     /// Offset of a near branch's target.
     NearBranch(u64),
@@ -34,19 +34,19 @@ pub(crate) enum Operand {
 /// How the address of a memory operand is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryFacts {
-    /// [`Reg::Zero`] if there is none.
+    /// The base register, or [`Reg::Zero`] if there is none.
     pub(crate) base: Reg,
-    /// [`Reg::Zero`] if there is none or it is a vector register.
+    /// The index register; [`Reg::Zero`] for none or a vector register.
     pub(crate) index: Reg,
-    /// Binary logarithm of the factor of the index.
+    /// Binary logarithm of the index register's scale factor.
     pub(crate) scale: u8,
-    /// The displacement, or the offset itself of an operand relative to RIP, which has no base.
+    /// The displacement, or the whole offset of an operand relative to RIP.
     pub(crate) displacement: u64,
-    /// It is relative to RIP.
+    /// Whether the address is relative to RIP.
     pub(crate) rip_relative: bool,
 }
 
-/// What [`super::InstructionFacts`] says of operands.
+/// The operands and sizes in [`super::InstructionFacts`].
 pub(super) struct OperandLayout {
     pub(super) operand_size: u8,
     pub(super) address_size: u8,
@@ -55,7 +55,7 @@ pub(super) struct OperandLayout {
     pub(super) memory: Option<MemoryFacts>,
 }
 
-/// The layout of an instruction's operands.
+/// Returns the operands and sizes of an instruction.
 pub(super) fn layout(i: &Instruction, code_size: u8) -> OperandLayout {
     let mut layout = OperandLayout {
         operand_size: operand_size(i, code_size),
@@ -140,7 +140,7 @@ fn string_address_size(kind: OpKind) -> Option<u8> {
     })
 }
 
-/// Operand size in bytes.
+/// Returns the operand size in bytes.
 fn operand_size(i: &Instruction, code_size: u8) -> u8 {
     let by_stack = i.stack_pointer_increment().unsigned_abs();
     match i.code() {
@@ -180,7 +180,9 @@ fn operand_size(i: &Instruction, code_size: u8) -> u8 {
     }
 }
 
-/// The segment of a memory operand: in 64-bit mode only FS and GS can be chosen.
+/// Returns the segment of a memory operand.
+///
+/// In 64-bit mode an operand can select only FS and GS.
 fn segment(i: &Instruction, code_size: u8) -> u8 {
     let chosen = i.segment_prefix();
     let segment = if code_size == 8 && !matches!(chosen, Register::FS | Register::GS) {
@@ -214,7 +216,7 @@ fn memory_address_size(i: &Instruction, code_size: u8) -> u8 {
 fn memory_operand(i: &Instruction) -> MemoryFacts {
     let (base, index) = (i.memory_base(), i.memory_index());
     let rip_relative = matches!(base, Register::RIP | Register::EIP);
-    // The index of XLATB is AL, which its handler adds.
+    // XLATB has AL as its index, which its handler adds.
     let indexed = index.is_gpr() && i.mnemonic() != M::Xlatb;
     MemoryFacts {
         base: match base {

@@ -1,4 +1,4 @@
-//! The facts against those of the decoder's library, over all encodings, and single ones.
+//! Checks the facts against the decoder library, and by examples.
 
 use super::encodings::examples;
 use super::{InstructionFacts, Operand, OperandAccess};
@@ -12,7 +12,9 @@ use iced_x86::{
 };
 use std::collections::BTreeSet;
 
-/// The examples of all encodings that the interpreter executes, with their code size in bytes.
+/// Returns an example of each encoding that the interpreter executes.
+///
+/// Each has its code size in bytes.
 fn supported() -> Vec<(u8, Instruction)> {
     let features = Features::all();
     let mut all = Vec::new();
@@ -37,7 +39,7 @@ fn facts(bytes: &[u8]) -> InstructionFacts {
     InstructionFacts::of(&decode(bytes, 8), 8)
 }
 
-/// The arithmetic flags of the library's bits.
+/// Converts the library's flag bits to arithmetic flags.
 fn rflags(bits: u32) -> Rflags {
     [
         (RflagsBits::CF, Rflags::CF),
@@ -57,14 +59,14 @@ fn access(access: OpAccess) -> OperandAccess {
         OpAccess::None | OpAccess::NoMemAccess => OperandAccess::NONE,
         OpAccess::Read | OpAccess::CondRead => OperandAccess::READ,
         OpAccess::Write => OperandAccess::WRITE,
-        // What is not written keeps its value.
+        // A value that is not written is kept.
         OpAccess::CondWrite | OpAccess::ReadWrite | OpAccess::ReadCondWrite => {
             OperandAccess::READ_WRITE
         }
     }
 }
 
-/// Asserts that the mnemonics for which `agrees` is false are the expected ones.
+/// Asserts that `agrees` is false for exactly the expected mnemonics.
 fn assert_differences(expected: &[M], agrees: impl Fn(&Instruction, &InstructionFacts) -> bool) {
     let mut differ = BTreeSet::new();
     for (code_size, i) in supported() {
@@ -76,7 +78,7 @@ fn assert_differences(expected: &[M], agrees: impl Fn(&Instruction, &Instruction
     assert_eq!(differ, expected);
 }
 
-/// Whether the arithmetic flags before and after it may be those of other code.
+/// Whether an instruction enters other code, which may read and change the flags.
 fn transfers(i: &Instruction) -> bool {
     i.flow_control() != FlowControl::Next && !i.is_jcc_short_or_near() && !i.is_loopcc()
         || matches!(i.mnemonic(), M::Rsm | M::Xbegin | M::Xend | M::Xabort)
@@ -146,7 +148,7 @@ fn instruction_that_cannot_fault_accesses_no_memory_and_no_system_state() {
         assert!(!accessed, "{i:?}");
         assert!(!i.is_privileged() && !i.is_stack_instruction(), "{i:?}");
         assert_eq!(i.flow_control(), FlowControl::Next, "{i:?}");
-        // The segment of an operand of which only the address is used.
+        // The library reports the segment register even if only the address is used.
         let general = info
             .used_registers()
             .iter()

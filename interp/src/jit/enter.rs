@@ -1,4 +1,4 @@
-//! Enters units, and does what they are left for.
+//! Enters units, and handles their exits.
 
 #![expect(unsafe_code, reason = "translated code is run, and calls back")]
 
@@ -16,18 +16,18 @@ use crate::thunk::vectors::{AVX, HI16, OPMASK, SSE, Vectors, ZMM_HI};
 use hindsight_regs::cr::{Cr0, Cr4};
 use hindsight_translate::{EdgeId, Entry, EntryState, UnitExit, UnitId, VectorLevel};
 
-/// MXCSR: the masks of all exceptions.
+/// The bits of MXCSR that mask all floating-point exceptions.
 const MXCSR_MASKS: u32 = 0x1f80;
 
 /// The handler of operations at which a unit begins.
 ///
-/// Like all handlers it must not have a frame when it calls the next one.
+/// Like every handler, it must not hold a stack frame when it calls the next one.
 pub(super) fn enter_unit(c: &mut Core, o: BlockOp<'_, Core>) -> Next {
     let handler = c.choose_entry(o);
     o.execute_replaced(c, handler)
 }
 
-/// Runs the unit that was chosen.
+/// Runs the unit that `choose_entry` chose.
 fn run_chosen(c: &mut Core, _: BlockOp<'_, Core>) -> Next {
     match c.jit.chosen {
         Some(unit) => c.run_unit(unit),
@@ -35,23 +35,24 @@ fn run_chosen(c: &mut Core, _: BlockOp<'_, Core>) -> Next {
     }
 }
 
-/// Leaves the dispatch loop for the next slice.
+/// Leaves the dispatch loop, so that the next slice begins.
 fn end_slice(c: &mut Core, _: BlockOp<'_, Core>) -> Next {
     c.leave(ExitReason::SliceEnd)
 }
 
-/// Finds the host address for an access of translated code: [`hindsight_translate::Callback`].
+/// The [`hindsight_translate::Callback`]: finds the host address of an access.
 pub(super) extern "sysv64" fn find_host(data: usize, linear: u64, exit: u32) -> u64 {
     let core = std::ptr::with_exposed_provenance_mut::<Core>(data);
-    // SAFETY: it is the processor that runs the code (`Core::run_unit`), which is not borrowed
-    // meanwhile.
+    // SAFETY: `data` is the address of the processor that runs the code (`Core::run_unit`), which
+    // is not borrowed while the code runs.
     let core = unsafe { &mut *core };
     core.find_host(linear, exit).unwrap_or(0)
 }
 
 impl Core {
-    /// Whether a unit can be entered now: then the instructions that entering it charges, beyond
-    /// those of the block that is entered.
+    /// Returns the instructions to charge if a unit can be entered now.
+    ///
+    /// The instructions of the block that is entered have been charged already and do not count.
     fn can_enter(&mut self, unit: UnitId) -> Option<u32> {
         if self.jit.compiled[unit.index()].suspended && !self.resume_unit(unit) {
             return None;
@@ -63,7 +64,7 @@ impl Core {
         fits.then(|| unit.charge_beyond_first())
     }
 
-    /// Whether a unit records those branches that are to be recorded now.
+    /// Whether a unit records exactly the branches that must be recorded now.
     fn records_as_now(&self, unit: UnitId) -> bool {
         let Some(translator) = &self.jit.translator else {
             return false;
@@ -75,7 +76,9 @@ impl Core {
         }
     }
 
-    /// The vector registers that translated code may use: none if an instruction could fault.
+    /// Returns the vector registers that translated code may use.
+    ///
+    /// There are none if a vector instruction could fault, or raise a floating-point exception.
     fn usable_vectors(&self) -> VectorLevel {
         let unmasked = !self.vec.mxcsr & MXCSR_MASKS != 0;
         if unmasked || self.cr0(Cr0::EM | Cr0::TS) || !self.cr4(Cr4::OSFXSR) {
@@ -89,12 +92,12 @@ impl Core {
         }
     }
 
-    /// What executes an operation at which a unit begins.
+    /// Chooses what executes an operation at which a unit begins: the unit or itself.
     #[inline(never)]
     fn choose_entry(&mut self, o: BlockOp<'_, Self>) -> ReplacedHandler<Self> {
         self.follow_killed();
         let Some(&point) = self.jit.entries.get(&o.id()) else {
-            // Operations have this handler only while they are in the table.
+            // An operation has this handler only while it is in the table of entry points.
             debug_assert!(false, "no unit begins here");
             self.jit.chosen = None;
             return ReplacedHandler::any(run_chosen);
@@ -120,27 +123,32 @@ impl Core {
         point.replaced
     }
 
-    /// Counts that the code at an entry point runs at a RIP, or while branches are recorded, for which
-    /// there is no unit, and makes one when that was often.
+    /// Counts a run of an entry point for which no unit fits.
+    ///
+    /// The code runs at another RIP, or branches are recorded in another way. After enough such
+    /// runs, a unit is made.
     #[cold]
     fn miss_entry(&mut self, o: BlockOp<'_, Self>) {
         let Some(point) = self.jit.entries.get_mut(&o.id()) else {
             return;
         };
         point.misses += 1;
-        // Code that runs at many addresses, or that is modified again and again, is translated more
-        // and more rarely.
+        // Double the threshold with each unit: code may run at many addresses, or be modified again
+        // and again.
         let often = self.hot_after.saturating_mul(1 << point.made.min(16));
         if point.misses < often {
             return;
         }
         point.misses = 0;
-        // SAFETY: blocks are freed by `tidy_code` only, which clears the entry points.
+        // SAFETY: only `tidy_code` frees blocks, and it clears the entry points.
         let first = unsafe { point.block.live() }.first_op();
         self.translate_hot(first);
     }
 
-    /// Whether the next slice begins with the block of a unit for which the budget is too small.
+    /// Whether to end the slice because the rest of its budget does not cover a unit.
+    ///
+    /// If so, the block's instructions and its run are uncounted, and RIP is set to the block.
+    /// Otherwise the interpreter executes the block now.
     #[cold]
     fn waits_for_next_slice(
         &mut self,
@@ -166,7 +174,7 @@ impl Core {
         false
     }
 
-    /// Runs a unit whose instructions were charged, and what it leads to.
+    /// Runs a unit whose instructions have been charged, and handles its exit.
     #[inline(never)]
     fn run_unit(&mut self, unit: UnitId) -> Next {
         self.prepare_tables(unit);
@@ -185,9 +193,9 @@ impl Core {
         let core: *mut Self = self;
         state.callback_data = core.expose_provenance();
         // SAFETY: `core` is this processor; nothing else refers to it until it is borrowed again
-        // below. The pages of the translator's TLB are those of `find_host`, which `prepare_tables`
-        // keeps as long as the TLBs of the processor have them; the buffer has room up to the entry
-        // at which branches are due.
+        // below. The translator's TLB holds only pages that `find_host` has entered, and
+        // `prepare_tables` keeps them only while they are in the processor's TLBs. The buffer has
+        // room up to the entry at which it must be processed.
         let left = unsafe {
             state.vectors = Vectors::address(&raw mut *(*core).vec);
             let Some(entry) = (*core).prepare_entry(unit, &state) else {
@@ -226,13 +234,13 @@ impl Core {
         }
     }
 
-    /// Goes on with the block at a RIP, as a branch there does.
+    /// Continues with the block at a RIP, as a branch to that RIP does.
     fn go_to(&mut self, rip: u64) -> Next {
         let Some(entry) = self.code.jump(rip) else {
             self.regs.rip = rip;
             return self.leave(ExitReason::Lookup);
         };
-        // SAFETY: it was read just now, and no handler frees blocks.
+        // SAFETY: the entry was just read from the cache, and no handler frees blocks.
         let block = unsafe { entry.live() };
         if !self.progress.take(block.count()) {
             self.regs.rip = rip;
@@ -250,7 +258,7 @@ impl Core {
         Some(translator.prepare(unit, state))
     }
 
-    /// Follows the state in which translated code was left.
+    /// Updates the processor's state after translated code was left.
     fn left_unit(&mut self, unit: UnitId, entered: &EntryState) -> UnitExit {
         let Some(translator) = &mut self.jit.translator else {
             return UnitExit::Jump { rip: self.regs.rip };
@@ -270,8 +278,9 @@ impl Core {
         left.exit
     }
 
-    /// Makes sure that the TLB and the jump cache of translated code have nothing that those of the
-    /// processor have forgotten.
+    /// Flushes the unit's TLB and jump cache if the processor's were flushed.
+    ///
+    /// Then enters the unit into the jump cache.
     fn prepare_tables(&mut self, unit: UnitId) {
         let jit = &mut self.jit;
         let Some(translator) = &mut jit.translator else {
@@ -294,7 +303,7 @@ impl Core {
         }
     }
 
-    /// Has the interpreter go on at an instruction of a unit.
+    /// Continues in the interpreter at an instruction of a unit.
     fn leave_to_instruction(&mut self, unit: UnitId, block: usize, index: usize) -> Next {
         let compiled = &self.jit.compiled[unit.index()];
         let source = &compiled.blocks[block];
@@ -303,21 +312,21 @@ impl Core {
             .translator
             .as_ref()
             .map_or(0, |t| t.unit(unit).blocks[block].rip);
-        // SAFETY: the block is in the cache, which no handler frees, and has this operation
+        // SAFETY: the block is in the cache, no handler frees blocks, and it has this operation
         // (`Core::guest_block`).
         let op = unsafe { source.entry.live().first_op().at(source.ops[index]) };
         self.regs.set(Reg::BlockRip, rip);
-        // If a unit begins there, the operation itself is executed.
+        // If a unit begins at this operation, it must not be entered again now.
         self.jit.left_at = Some(op.id());
         op.next()
     }
 
-    /// Links an edge that leads to a RIP, if there is a unit.
+    /// Links an edge to the unit that begins at a RIP, if there is one.
     fn link_edge(&mut self, rip: u64, edge: EdgeId) {
         let Some(entry) = self.code.jump(rip) else {
             return;
         };
-        // SAFETY: it was read just now, and blocks are not freed here.
+        // SAFETY: the entry was just read from the cache, and this function frees no blocks.
         let first = unsafe { entry.live() }.first_op();
         let Some(point) = self.jit.entries.get(&first.id()) else {
             return;
@@ -333,7 +342,7 @@ impl Core {
         }
     }
 
-    /// The host address for an access of translated code, whose page is entered into its TLB.
+    /// Finds an access's host address and enters the page into the translator's TLB.
     fn find_host(&mut self, linear: u64, exit: u32) -> Option<u64> {
         let translator = self.jit.translator.as_ref()?;
         let (size, write) = translator.access(exit)?;

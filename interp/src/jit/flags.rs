@@ -1,4 +1,4 @@
-//! Computes the flags at an exit of translated code, by the formulas of the interpreter.
+//! Computes the flags at an exit of a unit, with the interpreter's formulas.
 
 use crate::flags::{ARITHMETIC, LazyFlags, flag_if};
 use crate::ops::{alu, muldiv, shift};
@@ -6,7 +6,7 @@ use crate::width::Width;
 use hindsight_regs::rflags::Rflags;
 use hindsight_translate::{FlagKind, FlagState, FlagStep};
 
-/// The flags that translated code left, which was entered with the flags `before`.
+/// Returns the flags at an exit of code that was entered with the flags `before`.
 pub(super) fn flags_of(state: &FlagState, before: LazyFlags) -> LazyFlags {
     let mut flags = match state.size {
         1 => set::<u8>(state, before),
@@ -69,13 +69,15 @@ fn set<T: Width>(state: &FlagState, before: LazyFlags) -> LazyFlags {
     }
 }
 
-/// The flags of [`FlagKind::Explicit`].
+/// Returns the flags of [`FlagKind::Explicit`] from AX.
 fn stored(ax: u64) -> Rflags {
     let low = Rflags::from_bits_retain(ax >> 8 & 0xff) & ARITHMETIC;
     low | flag_if(ax & 1 != 0, Rflags::OF)
 }
 
-/// The flags of TZCNT and LZCNT: whether the count is 0, and whether the source is.
+/// Returns the flags of TZCNT and LZCNT.
+///
+/// `zero` says that the count is 0, `nothing` that the source is.
 fn counted(zero: bool, nothing: bool) -> LazyFlags {
     LazyFlags::explicit(flag_if(zero, Rflags::ZF) | flag_if(nothing, Rflags::CF))
 }

@@ -1,4 +1,4 @@
-//! Makes units of hot blocks, and follows what becomes of the blocks.
+//! Makes units of hot blocks, and suspends them when their blocks are invalidated.
 
 #![expect(unsafe_code, reason = "operations are reached through stored pointers")]
 
@@ -10,7 +10,7 @@ use crate::registers::Reg;
 use hindsight_translate::{GuestBlock, NotTranslated, Translator, UnitId, UnitSource};
 
 impl Core {
-    /// Translates the block that is entered, of which this is the first operation, if it can be.
+    /// Translates the block that is being entered, if possible; `first` begins it.
     #[cold]
     pub(crate) fn translate_hot(&mut self, first: BlockOp<'_, Self>) {
         if self.jit.failed || !self.mode.is_64bit() || self.in_transaction() {
@@ -32,15 +32,16 @@ impl Core {
             return;
         };
         let blocks = self.unit_blocks(rip, gpa);
-        // SAFETY: the blocks are in the cache, and nothing frees them here.
+        // SAFETY: the blocks are in the cache, and this function frees none.
         let same = |b: &SourceBlock| unsafe { b.entry.live() }.first_op().id() == first.id();
         if blocks.first().is_some_and(|(_, b)| same(b)) {
             self.make_units(blocks);
         }
     }
 
-    /// Makes the units of a block: one that begins with it, and one behind each instruction that is
-    /// not translated.
+    /// Makes the units of a block.
+    ///
+    /// One begins with the block, and another one after each instruction that is not translated.
     fn make_units(&mut self, blocks: Vec<(GuestBlock, SourceBlock)>) {
         let Some(rights) = rights_of(self.mmu.rights()) else {
             return;
@@ -84,7 +85,7 @@ impl Core {
         }
     }
 
-    /// Gives each block a counter of its runs; false if there are too many.
+    /// Allocates a run counter for each block; returns false if there are not enough.
     fn number_runs(&mut self, source: &mut UnitSource, blocks: &[SourceBlock]) -> bool {
         let jit = &mut self.jit;
         let Some(translator) = &mut jit.translator else {
@@ -105,14 +106,14 @@ impl Core {
         true
     }
 
-    /// Has a unit entered at an instruction of its first block.
+    /// Makes a unit replace the handler of the operation at which it begins.
     fn enter_unit_at(&mut self, unit: UnitId, start: usize, blocks: &[SourceBlock]) {
         let jit = &mut self.jit;
         let Some(first) = blocks.first() else {
             return;
         };
         let op_index = first.ops[start];
-        // SAFETY: the block is in the cache, and has this operation (`Core::guest_block`).
+        // SAFETY: the block is in the cache and has this operation (`Core::guest_block`).
         let op = unsafe { first.entry.live().first_op().at(op_index) };
         let id = op.id();
         let mut point = match jit.entries.get(&id) {
@@ -141,7 +142,7 @@ impl Core {
         jit.stats.units += 1;
     }
 
-    /// Suspends the units that contain blocks which died.
+    /// Suspends the units that contain blocks killed since the last call.
     #[inline(always)]
     pub(super) fn follow_killed(&mut self) {
         if let Some(killed) = self.code.take_killed() {
@@ -169,7 +170,9 @@ impl Core {
         }
     }
 
-    /// Whether a suspended unit may be entered again, because all of its blocks live again.
+    /// Resumes a suspended unit if all of its blocks are live again.
+    ///
+    /// Returns whether it did.
     pub(super) fn resume_unit(&mut self, unit: UnitId) -> bool {
         let compiled = &mut self.jit.compiled[unit.index()];
         let lives = compiled.blocks.iter().all(|b| self.code.is_live(b.index));

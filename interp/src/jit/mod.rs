@@ -1,13 +1,13 @@
-//! The second execution tier: hot blocks are translated by [`hindsight_translate`].
+//! The second execution tier: [`hindsight_translate`] translates hot blocks.
 //!
-//! A translated unit takes the place of the handler of the operation at which it begins, the first of
-//! its block or one behind an instruction that is not translated. Whoever executes that operation
-//! enters the unit; whatever the unit cannot do it leaves to the operations of its blocks, which
-//! continue at exactly that instruction. So everything but the fast path is the interpreter's:
-//! faults, devices, watchpoints, breakpoints, events, modified code.
+//! A unit replaces the handler of the operation at which it begins: the first one of a block, or
+//! the one after an instruction that is not translated. Executing that operation enters the unit.
+//! When the unit reaches an instruction that it cannot execute, the interpreter continues at that
+//! instruction's operation. So the interpreter handles everything but the fast path: faults,
+//! devices, watchpoints, breakpoints, events and modified code.
 //!
-//! A unit is entered only where the fast path of the interpreter would serve, too: with the rights
-//! and at the addresses that it was made for.
+//! A unit is entered only where the interpreter's fast path would apply too: with the rights and at
+//! the RIP for which it was made.
 
 #![expect(unsafe_code, reason = "operations are reached through stored pointers")]
 
@@ -24,42 +24,46 @@ use source::SourceBlock;
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 
-/// The interpreter's data about a unit.
+/// What the interpreter knows about a unit.
 #[derive(Debug)]
 struct Compiled {
     blocks: Vec<SourceBlock>,
-    /// One of its blocks was invalidated. The unit may be entered again when all blocks are valid
-    /// again: their code is then unchanged.
+    /// Whether one of its blocks was invalidated.
+    ///
+    /// The unit may be entered again once all blocks are valid again, because their code is then
+    /// unchanged.
     suspended: bool,
 }
 
-/// Units that one operation can begin: code that is mapped at several addresses has one for each.
+/// Maximum number of units that begin at one operation.
+///
+/// Code that is mapped at several addresses needs one unit for each.
 const UNITS: usize = 4;
 
 /// An operation at which units are entered.
 #[derive(Clone, Copy, Debug)]
 struct EntryPoint {
-    /// Each for another RIP.
+    /// The units, each for another RIP of the block.
     units: [Option<(u64, UnitId)>; UNITS],
-    /// Units that were made for it.
+    /// Number of units that were made for this entry point.
     made: usize,
-    /// How often no unit was for the RIP, since the last one was made.
+    /// How often no unit fitted, since the last one was made.
     misses: u64,
-    /// The operation: its block, and its index there.
+    /// The operation: its block, and its index in the block.
     block: BlockEntry<Core>,
     op: usize,
-    /// The handler of the operation, in whose place the unit is.
+    /// The operation's own handler, which the unit replaces.
     replaced: ReplacedHandler<Core>,
 }
 
 impl EntryPoint {
-    /// The unit for code whose block is at a RIP.
+    /// Returns the unit for a block at a RIP.
     fn unit_for(&self, rip: u64) -> Option<UnitId> {
         let mut units = self.units.iter().flatten();
         units.find(|(at, _)| *at == rip).map(|(_, unit)| *unit)
     }
 
-    /// Adds the unit for a RIP, in place of the oldest one if there are too many.
+    /// Adds the unit for a RIP; if the table is full, it replaces the oldest one.
     fn add(&mut self, rip: u64, unit: UnitId) {
         let mut units = self.units.iter();
         let found = units.position(|u| u.is_none_or(|(at, _)| at == rip));
@@ -68,12 +72,12 @@ impl EntryPoint {
     }
 }
 
-/// How much is translated, for statistics.
+/// Statistics of the translator.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct JitStats {
     /// Instructions retired in translated code.
     pub(crate) retired: u64,
-    /// Units made.
+    /// Units that were made.
     pub(crate) units: u64,
     /// Times that all units were dropped because their memory was full.
     pub(crate) evictions: u64,
@@ -82,28 +86,30 @@ pub(crate) struct JitStats {
 /// Translated code of one processor.
 #[derive(Debug)]
 pub(crate) struct Jit {
-    /// Bytes of code at most.
+    /// Maximum size of the code in bytes.
     capacity: usize,
-    /// None before the first unit, or if the host has no memory for it.
+    /// `None` before the first unit, or if the host cannot provide the memory.
     translator: Option<Translator>,
     failed: bool,
-    /// By [`UnitId::index`].
+    /// The units, indexed by [`UnitId::index`].
     compiled: Vec<Compiled>,
     entries: HashMap<OpId, EntryPoint, BuildHasherDefault<AddressHasher>>,
-    /// By index of a block: its counter of runs, and the units that contain it.
+    /// By index of a block: its run counter, and the units that contain it.
     blocks: HashMap<u32, (u32, Vec<UnitId>)>,
-    /// By [`Rights`]: what the TLB and the jump cache of translated code are valid for.
+    /// By [`Rights`]: the epochs of the TLBs for which the translator's TLB is valid.
+    ///
+    /// `contexts` is the same for the jump cache.
     tlb_epochs: [(u64, u64); 2],
     contexts: [u64; 2],
     stats: JitStats,
-    /// The unit to be run.
+    /// The unit that `choose_entry` chose, which runs next.
     chosen: Option<UnitId>,
-    /// The operation that the interpreter was to execute when a unit was left.
+    /// The operation at which a unit was left, and which the interpreter must execute.
     left_at: Option<OpId>,
 }
 
-// SAFETY: the pointers in it lead to blocks of the code cache that it is used with, which is sent
-// along.
+// SAFETY: its pointers refer to blocks of the code cache that it is used with. Both belong to the
+// same processor and move to another thread together.
 unsafe impl Send for Jit {}
 
 impl Default for Jit {
@@ -125,10 +131,10 @@ impl Default for Jit {
 }
 
 impl Jit {
-    /// How often a block is entered before it is translated, unless that is set.
+    /// The default number of times that a block is entered before it is translated.
     pub(crate) const HOT_AFTER: u64 = 50;
 
-    /// How often a block was entered from translated code.
+    /// Returns how often translated code has entered a block.
     fn runs(&self, index: u32) -> u64 {
         match (self.blocks.get(&index), &self.translator) {
             (Some((slot, _)), Some(translator)) => translator.runs(*slot),
@@ -136,12 +142,14 @@ impl Jit {
         }
     }
 
-    /// Sets the most bytes of code, if none was made yet.
+    /// Sets the maximum size of the code in bytes.
+    ///
+    /// This has no effect after the first unit was made.
     pub(crate) fn set_capacity(&mut self, bytes: usize) {
         self.capacity = bytes;
     }
 
-    /// Statistics, and the bytes of code that there are.
+    /// Returns the statistics, and the size of the code in bytes.
     pub(crate) fn stats(&self) -> (JitStats, usize) {
         let bytes = self.translator.as_ref().map_or(0, Translator::bytes);
         (self.stats, bytes)
@@ -157,7 +165,7 @@ impl Jit {
     }
 }
 
-/// The set of the TLB in which translated code of a kind finds pages.
+/// Returns the TLB set that code with these rights uses.
 fn set_of(rights: Rights) -> TlbSet {
     match rights {
         Rights::Supervisor => TlbSet::Supervisor,
@@ -165,7 +173,7 @@ fn set_of(rights: Rights) -> TlbSet {
     }
 }
 
-/// The kind of translated code that has the rights of a set of the TLB.
+/// Returns the rights of translated code that uses a TLB set, if any may.
 fn rights_of(set: TlbSet) -> Option<Rights> {
     match set {
         TlbSet::Supervisor => Some(Rights::Supervisor),
@@ -175,7 +183,7 @@ fn rights_of(set: TlbSet) -> Option<Rights> {
 }
 
 impl Core {
-    /// Adds the runs of blocks in translated code to those that the blocks count themselves.
+    /// Moves the counts of block runs from translated code to the blocks.
     pub(crate) fn collect_runs(&self) {
         let Some(translator) = &self.jit.translator else {
             return;
@@ -188,9 +196,9 @@ impl Core {
     /// Drops all translated code.
     fn drop_translations(&mut self) {
         self.collect_runs();
-        // The operations keep their handlers as long as they exist.
+        // Give the operations their own handlers back: the blocks stay.
         for point in std::mem::take(&mut self.jit.entries).into_values() {
-            // SAFETY: blocks are freed by `tidy_code` only, which clears the entries.
+            // SAFETY: only `tidy_code` frees blocks, and it clears the entries.
             let op = unsafe { point.block.live().first_op().at(point.op) };
             op.restore_handler(point.replaced);
         }
@@ -198,7 +206,7 @@ impl Core {
         self.jit.stats.evictions += 1;
     }
 
-    /// Frees all decoded blocks, and what was translated of them, if the cache is full or stale.
+    /// Frees all decoded blocks and their units, if the cache is full or stale.
     ///
     /// # Safety
     /// As for [`CodeCache::tidy`](crate::code::CodeCache::tidy).
@@ -207,7 +215,8 @@ impl Core {
             self.collect_runs();
             self.jit.clear();
         }
-        // SAFETY: the contract of this function; the translator's pointers to blocks are gone.
+        // SAFETY: the caller keeps the contract of this function, and the pointers to blocks in
+        // `jit` have been cleared.
         unsafe { self.code.tidy() };
     }
 }

@@ -1,4 +1,4 @@
-//! What is translated together: blocks of decoded code, each the likely successor of the one before.
+//! Collects the blocks of a unit, each the likely successor of the previous one.
 
 use crate::branch_buffer::BranchBuffer;
 use crate::code::{Block, BlockEntry};
@@ -11,9 +11,9 @@ use hindsight_translate::{
 };
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic as M};
 
-/// Blocks of a unit at most.
+/// Maximum number of blocks in a unit.
 const BLOCKS: usize = 8;
-/// Instructions of a unit at most, but for its first block.
+/// Maximum number of instructions in a unit, unless its first block has more.
 const INSTRUCTIONS: usize = 64;
 
 /// A block of a unit.
@@ -22,11 +22,11 @@ pub(super) struct SourceBlock {
     /// Its index in the code cache.
     pub(super) index: u32,
     pub(super) entry: BlockEntry<Core>,
-    /// By instruction, the index of the operation that executes it.
+    /// For each instruction, the index of the operation that executes it.
     pub(super) ops: Vec<usize>,
 }
 
-/// How branches of translated code are recorded at the current privilege level.
+/// Returns how translated code records branches at the current privilege level.
 pub(super) fn branch_format(branches: &BranchBuffer) -> Option<BranchFormat> {
     let mut words = [0; 8];
     for (kind, class) in [
@@ -47,7 +47,7 @@ pub(super) fn branch_format(branches: &BranchBuffer) -> Option<BranchFormat> {
         .then_some(BranchFormat { words, not_taken })
 }
 
-/// Whether the host's processor can execute the translated instruction.
+/// Whether the host can execute an instruction when it is translated.
 fn host_has(i: &Instruction) -> bool {
     match i.mnemonic() {
         M::Tzcnt => std::arch::is_x86_feature_detected!("bmi1"),
@@ -65,7 +65,7 @@ fn host_has(i: &Instruction) -> bool {
 }
 
 impl Core {
-    /// The instructions of a block at a RIP.
+    /// Returns a block with its instructions decoded at a RIP, and their operations.
     fn guest_block(&self, block: &Block<Self>, rip: u64) -> (GuestBlock, Vec<usize>) {
         let mut insns = Vec::new();
         let mut ops = Vec::new();
@@ -74,8 +74,8 @@ impl Core {
             let offset = usize::try_from(i.ip().wrapping_sub(rip)).unwrap_or(usize::MAX);
             let all = block.ops();
             let next = all.get(op + 1);
-            // Leave out the operation after the last instruction, which only continues with the
-            // next block.
+            // Skip the operation after the last instruction, which only continues with the next
+            // block.
             if !insns.is_empty() && next.is_some_and(|o| usize::from(o.offset) == offset) {
                 op += 1;
             }
@@ -105,13 +105,13 @@ impl Core {
         (block, ops)
     }
 
-    /// How often a block was entered.
+    /// Returns how often a block was entered, in both tiers.
     fn runs_of(&self, index: u32, block: &Block<Self>) -> u64 {
         let here = block.ops().first().map_or(0, crate::core::Op::runs);
         here + self.jit.runs(index)
     }
 
-    /// The blocks of a unit that begins with the block at `rip`, which is at `gpa`.
+    /// Returns the blocks of a unit at `rip`, whose guest-physical address is `gpa`.
     pub(super) fn unit_blocks(&mut self, rip: u64, gpa: u64) -> Vec<(GuestBlock, SourceBlock)> {
         let key = self.block_key();
         let mut found: Vec<(GuestBlock, SourceBlock)> = Vec::new();
@@ -144,8 +144,9 @@ impl Core {
         found
     }
 
-    /// The most frequent successor of the last block, if it is in the same page and frequent
-    /// enough.
+    /// Returns the successor of the last block that runs most often.
+    ///
+    /// It must be in the same page, and must run at least half as often as the last block.
     fn likely_successor(
         &self,
         found: &[(GuestBlock, SourceBlock)],

@@ -1,17 +1,17 @@
-//! Loads and stores of guest memory, which other processors and devices access at the same time.
+//! Loads and stores of guest memory, which processors and devices share.
 //!
-//! Every access to guest memory goes through this module. It must not be made of plain loads and
-//! stores: they would be data races. Nor can it be made of the standard library's atomics alone: guest
-//! accesses are unaligned, and accesses of different sizes meet at the same address.
+//! Every access to guest memory goes through this module. Plain loads and stores would be data
+//! races. The standard library's atomics alone do not suffice either: guest accesses are unaligned,
+//! and accesses of different sizes use the same address.
 //!
-//! - Loads and stores of 1, 2, 4 and 8 bytes are single MOV instructions (module `host_access`). Within a
-//!   cache line they are atomic, as those of the guest on a processor of its own would be; memory
+//! - Loads and stores of 1, 2, 4 and 8 bytes are single MOV instructions (module `host_access`).
+//!   Within a cache line they are atomic, like those of the guest on its own processor. The memory
 //!   ordering is that of the host, which is the architecture's.
-//! - Copies may be seen in parts by others, as those of a device.
+//! - Other processors may observe copies in parts, like those of a device.
 //! - Locked operations are the standard library's atomics, at aligned addresses.
 //!
-//! Miri and ThreadSanitizer see no inline assembly. For them (module `model`) loads and stores are
-//! relaxed atomics, of bytes where an access is not aligned.
+//! Miri and ThreadSanitizer do not support inline assembly. For them (module `model`), loads and
+//! stores are relaxed atomics, byte by byte where an access is not aligned.
 
 #![expect(
     unsafe_code,
@@ -235,8 +235,10 @@ pub(crate) unsafe fn store_record(base: u64, index: u64, from: u64, to: u64) {
     unsafe { access::store_record(base, index, from, to) }
 }
 
-/// Compares 16 bytes with `expected` and stores `new` if they are equal, in one atomic step. Returns
-/// the old bytes; `None`, with nothing done, if the host cannot do it or the address is not aligned.
+/// Atomically replaces 16 bytes by `new` if they equal `expected`.
+///
+/// Returns the old bytes. Returns `None` and does nothing if the host cannot do this, or the
+/// address is not aligned.
 pub(crate) fn compare_exchange_pair(
     bytes: GuestBytesMut<'_>,
     expected: u128,
@@ -288,14 +290,16 @@ mod locked {
     }
 }
 
-/// Accesses by instructions of the host. The functions have the contracts of the types' constructors.
+/// Accesses by inline assembly.
+///
+/// Its unsafe functions have the same safety contracts as the constructors of the types.
 #[cfg(not(any(miri, hindsight_sanitizer)))]
 mod host_access {
     pub(super) use super::locked::compare_exchange;
     use crate::width::Width;
     use std::arch::asm;
 
-    /// Copies of at least so many bytes are left to REP MOVSB.
+    /// Copies of at least this many bytes use REP MOVSB.
     const REP_MIN: usize = 256;
 
     #[inline(always)]

@@ -1,5 +1,7 @@
-//! Guest memory as one processor uses it: with its mark on code pages, and how far it has followed
-//! changes of code.
+//! One processor's handle on guest memory.
+//!
+//! It has the processor's bit in the code marks of pages, and its position in the log of code
+//! changes.
 
 use super::Memory;
 use std::ops::Deref;
@@ -13,14 +15,14 @@ pub(crate) struct MemoryHandle {
     code_mark: u64,
     /// Number of entries of the log of code changes that this processor has applied.
     log_position: u64,
-    /// Pages that had become code pages when the write TLB was last emptied for that.
+    /// Number of code pages when the write TLB was last flushed because of new ones.
     code_epoch: u64,
 }
 
-/// What other processors and devices did to code pages.
+/// Changes that other processors and devices made to code pages.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct CodeChanges {
-    /// Pages became code pages: they may be in the write TLB and must not be.
+    /// Pages have become code pages: the write TLB must no longer contain them.
     pub(crate) new_code_pages: bool,
     /// Ranges of code pages that were written, as address and length; `None` if some are unknown.
     pub(crate) written: Option<Vec<(u64, usize)>>,
@@ -35,7 +37,7 @@ impl Deref for MemoryHandle {
 }
 
 impl MemoryHandle {
-    /// A handle for one more processor.
+    /// Creates a handle for a further processor.
     pub(crate) fn new(memory: Arc<Memory>) -> Self {
         Self {
             code_mark: memory.join(),
@@ -50,12 +52,12 @@ impl MemoryHandle {
         &self.memory
     }
 
-    /// Marks a page as one that this processor has decoded code of.
+    /// Marks a page: this processor has decoded code of it.
     pub(crate) fn mark_code(&self, gpa: u64) {
         self.memory.mark_code(gpa, self.code_mark);
     }
 
-    /// Takes this processor's mark off a page.
+    /// Removes this processor's mark from a page.
     pub(crate) fn unmark_code(&self, gpa: u64) {
         self.memory.unmark_code(gpa, self.code_mark);
     }
@@ -65,12 +67,12 @@ impl MemoryHandle {
         marks & !self.code_mark != 0
     }
 
-    /// Whether [`MemoryHandle::take_code_changes`] has any.
+    /// Whether there are changes for [`MemoryHandle::take_code_changes`].
     pub(crate) fn has_code_changes(&self) -> bool {
         self.memory.code_epoch() != self.code_epoch || self.memory.log_len() != self.log_position
     }
 
-    /// What changed since the last call; `None` for nothing.
+    /// Returns the changes since the last call; `None` if there are none.
     pub(crate) fn take_code_changes(&mut self) -> Option<CodeChanges> {
         let epoch = self.memory.code_epoch();
         let len = self.memory.log_len();

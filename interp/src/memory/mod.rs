@@ -1,5 +1,6 @@
-//! Guest memory as all virtual processors of a VM share it: where it is in the host's address space,
-//! and what is known of each page.
+//! Guest memory, which all virtual processors of a VM share.
+//!
+//! Holds its regions in the host's address space, and the state of each page.
 
 #![expect(
     unsafe_code,
@@ -27,13 +28,13 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Bytes in a page.
+/// Size of a page in bytes.
 pub(crate) const PAGE: u64 = 0x1000;
 
-/// In [`PageState::flags`]: the page was written.
+/// Bit of [`PageState::flags`]: the page was written.
 const DIRTY: u8 = 2;
 
-/// Entries of the log of code changes before it is cleared.
+/// Maximum number of entries in the log of code changes, which is then cleared.
 const LOG_MAX: usize = 4096;
 
 /// A range of guest-physical memory to be used by a [`Memory`].
@@ -49,7 +50,7 @@ pub struct RegionSpec {
     pub writable: bool,
 }
 
-/// Why a [`Memory`] could not be made.
+/// Why a [`Memory`] could not be created.
 #[derive(Clone, Copy, Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MemoryError {
@@ -62,19 +63,23 @@ pub enum MemoryError {
     /// A null host address.
     #[error("the region at {0:#x} has no host memory")]
     Null(u64),
-    /// The host has not enough memory.
+    /// The host does not have enough memory.
     #[error("the host cannot allocate {0:#x} bytes of guest memory")]
     Allocation(u64),
 }
 
 #[derive(Debug, Default)]
 struct PageState {
-    /// One bit for each processor that has decoded code of this page, whose writes it must see.
+    /// One bit for each processor that has decoded code of this page.
+    ///
+    /// Writes to the page are reported to these processors.
     code_marks: AtomicU64,
     flags: AtomicU8,
 }
 
-/// A region that is in use. Invariant: that of [`RegionSpec`] by the contract of [`Memory::new`].
+/// A region that is in use.
+///
+/// Invariant: that of [`RegionSpec`], by the contract of [`Memory::new`].
 #[derive(Debug)]
 struct MappedRegion {
     gpa: u64,
@@ -100,7 +105,7 @@ impl<'m> Page<'m> {
         self.host
     }
 
-    /// The processors that cache code of the page, a bit each.
+    /// Returns one bit for each processor that caches code of the page.
     pub(crate) fn code_marks(&self) -> u64 {
         self.state.code_marks.load(Ordering::Acquire)
     }
@@ -124,7 +129,7 @@ impl<'m> Page<'m> {
         unsafe { GuestBytes::new(self.host_of(gpa, len), len) }
     }
 
-    /// The bytes at `gpa`, which must be within the page, to be written; none in ROM.
+    /// Returns the bytes at `gpa`, within the page, for writing; `None` in ROM.
     pub(crate) fn bytes_mut(self, gpa: u64, len: usize) -> Option<GuestBytesMut<'m>> {
         let host = self.host_of(gpa, len);
         // SAFETY: as in `bytes`, and the page is writable.
@@ -138,7 +143,7 @@ impl<'m> Page<'m> {
         unsafe { GuestRef::new(self.host_of(gpa, T::SIZE)) }
     }
 
-    /// The value at `gpa`, which must be within the page, to be written; none in ROM.
+    /// Returns the value at `gpa`, within the page, for writing; `None` in ROM.
     pub(crate) fn value_mut<T: Width>(self, gpa: u64) -> Option<GuestMut<'m, T>> {
         let host = self.host_of(gpa, T::SIZE);
         // SAFETY: as in `bytes`, and the page is writable.
@@ -154,7 +159,7 @@ impl<'m> Page<'m> {
 pub struct Memory {
     /// By ascending address.
     regions: Vec<MappedRegion>,
-    /// Counts pages that became code pages: TLBs for writes must be emptied.
+    /// Number of pages that became code pages: TLBs for writes must then be flushed.
     code_epoch: AtomicU64,
     log: Mutex<CodeLog>,
     /// Entries ever added to the log.
@@ -233,12 +238,13 @@ impl Memory {
         })
     }
 
-    /// Allocates RAM that is zero for ranges of guest-physical addresses, given as first address and
-    /// length in bytes, both page-aligned.
+    /// Allocates zeroed RAM for ranges of guest-physical addresses.
+    ///
+    /// Each range is a first address and a length in bytes, both page-aligned.
     ///
     /// # Errors
-    /// [`MemoryError`] for ranges that are unaligned or overlap, and when the host has not enough
-    /// memory.
+    /// [`MemoryError`] for ranges that are unaligned or overlap, and if the host does not have
+    /// enough memory.
     pub fn allocate(ranges: &[(u64, u64)]) -> Result<Self, MemoryError> {
         let mut allocations = Vec::new();
         let mut specs = Vec::new();
@@ -261,10 +267,10 @@ impl Memory {
         unsafe { Self::new(&specs, Box::new(allocations)) }
     }
 
-    /// The regions by ascending address, to map the same memory into another hypervisor.
+    /// Returns the regions by ascending address, to map the memory into a hypervisor.
     ///
-    /// The host addresses stay valid as long as this value lives. Whoever writes there while the
-    /// guest runs in the interpreter must report it: see [`Memory::changed`].
+    /// The host addresses stay valid as long as this value lives. A writer to them must report its
+    /// writes while the guest runs in the interpreter: see [`Memory::changed`].
     pub fn regions(&self) -> impl Iterator<Item = RegionSpec> + '_ {
         self.regions.iter().map(|region| RegionSpec {
             gpa: region.gpa,
@@ -312,8 +318,9 @@ impl Memory {
             .then(|| u64::from_le_bytes(bytes))
     }
 
-    /// Writes guest-physical bytes, as a device or a loader does; false if they are not all RAM.
-    /// Decoded code of the pages is dropped.
+    /// Writes guest-physical bytes, as a device or a loader does.
+    ///
+    /// Returns false if they are not all RAM. Decoded code of the pages is dropped.
     pub fn write(&self, gpa: u64, data: &[u8]) -> bool {
         let mut done = 0;
         while done < data.len() {
@@ -329,8 +336,9 @@ impl Memory {
         true
     }
 
-    /// Reports that something other than the interpreter wrote `len` bytes at `gpa`: processors drop
-    /// what they decoded there.
+    /// Reports that something other than the interpreter wrote `len` bytes at `gpa`.
+    ///
+    /// Processors then drop the code that they decoded there.
     pub fn changed(&self, gpa: u64, len: u64) {
         if len == 0 {
             return;
@@ -352,8 +360,10 @@ impl Memory {
         }
     }
 
-    /// Calls `f` with the guest-physical address of every page that was written since the last call.
-    /// Processors must forget their translations then: see [`crate::Vcpu::forget_translations`].
+    /// Calls `f` with the address of every page that was written since the last call.
+    ///
+    /// Addresses are guest-physical. Each processor must then flush its translations: see
+    /// [`crate::Vcpu::forget_translations`].
     pub fn take_dirty(&self, mut f: impl FnMut(u64)) {
         for region in &self.regions {
             for (gpa, page) in (region.gpa..).step_by(PAGE as usize).zip(&region.pages) {
@@ -365,14 +375,16 @@ impl Memory {
         }
     }
 
-    /// The code mark of a new processor. Processors beyond 63 share one, which is never taken off a
-    /// page.
+    /// Returns the code mark of a new processor.
+    ///
+    /// Processors after the 63rd share one, which is never removed from a page.
     fn join(&self) -> u64 {
         1 << self.processors.fetch_add(1, Ordering::Relaxed).min(63)
     }
 
-    /// Marks a page as one that the processor with this mark has decoded code of. If it is the first
-    /// one, all TLBs for writes must be emptied.
+    /// Marks a page: the processor with this mark has decoded code of it.
+    ///
+    /// If it is the first one, all TLBs for writes must be flushed.
     fn mark_code(&self, gpa: u64, mark: u64) {
         debug_assert!(mark.is_power_of_two());
         let Some(page) = self.page(gpa) else { return };
@@ -416,7 +428,9 @@ impl Memory {
         log.entries.get(from as usize..).map(<[_]>::to_vec)
     }
 
-    /// A paging-structure entry of 8 bytes, or of 4 if not `wide`; all ones where there is no memory.
+    /// Reads a paging-structure entry; an address without memory reads as all ones.
+    ///
+    /// It has 8 bytes, or 4 if not `wide`.
     pub(crate) fn read_entry(&self, gpa: u64, wide: bool) -> u64 {
         debug_assert!(gpa.is_multiple_of(if wide { 8 } else { 4 }));
         match self.page(gpa) {
@@ -426,8 +440,9 @@ impl Memory {
         }
     }
 
-    /// Sets bits of a paging-structure entry if it still is `old`; false if it has changed. Entries
-    /// in ROM and outside of memory stay as they are.
+    /// Sets bits of a paging-structure entry, if it still is `old`.
+    ///
+    /// Returns false if it has changed. Entries in ROM and outside of memory stay as they are.
     pub(crate) fn mark_entry(&self, gpa: u64, wide: bool, old: u64, bits: u64) -> bool {
         debug_assert!(gpa.is_multiple_of(if wide { 8 } else { 4 }));
         let Some(page) = self.page(gpa).filter(|page| page.writable) else {

@@ -1,6 +1,6 @@
-//! Paging: translation lookaside buffers, page walks, and with which rights accesses are made.
+//! Paging: TLBs, page walks, and the rights of accesses.
 //!
-//! Nothing here knows the rest of the processor; `translate` connects it.
+//! This module does not depend on the rest of the processor; the module `translate` connects them.
 
 mod tlb;
 mod walk;
@@ -8,7 +8,7 @@ mod walk;
 pub(crate) use tlb::{FetchTlb, ReadTlb, SetOffset, Tlb, TlbSet, Translation, WriteTlb};
 pub(crate) use walk::{AccessKind, Paging, TableMemory};
 
-/// The TLBs, and how the accesses that are made now look pages up in them.
+/// The TLBs, and the TLB sets that accesses use now.
 #[derive(Debug)]
 pub(crate) struct Mmu {
     /// Pages that may be read.
@@ -21,13 +21,13 @@ pub(crate) struct Mmu {
     rights: TlbSet,
     /// The TLB set that the fast path of explicit accesses uses.
     fast: SetOffset,
-    /// The set in which locked accesses find pages.
+    /// The TLB set that locked accesses use.
     locked: SetOffset,
-    /// The set in which accesses to the DS save area find pages.
+    /// The TLB set that accesses to the DS save area use.
     ds: SetOffset,
-    /// Bits of a physical address.
+    /// Mask of the bits that a physical address may have.
     phys_mask: u64,
-    /// Translations were invalidated since [`Mmu::take_flushed`].
+    /// Whether translations were invalidated since [`Mmu::take_flushed`].
     flushed: bool,
     /// Entries made in the TLBs, for statistics.
     fills: u64,
@@ -49,8 +49,10 @@ impl Mmu {
         }
     }
 
-    /// Sets the rights of explicit accesses. The fast path finds no page while `every_access` is
-    /// reported to a model; no path without a page walk finds one while `transactions` are open.
+    /// Sets the rights of explicit accesses.
+    ///
+    /// The fast path finds no page while `every_access` is reported to a model. While
+    /// `transactions` are open, no access finds one without a page walk.
     pub(crate) fn set_rights(&mut self, rights: TlbSet, every_access: bool, transactions: bool) {
         let unless = |slow: bool, set: TlbSet| if slow { SetOffset::EMPTY } else { set.offset() };
         self.rights = rights;
@@ -70,18 +72,18 @@ impl Mmu {
         self.fast
     }
 
-    /// The set in which locked accesses find pages.
+    /// Returns the TLB set that locked accesses use.
     pub(crate) fn locked(&self) -> SetOffset {
         self.locked
     }
 
-    /// The set in which accesses to the DS save area find pages.
+    /// Returns the TLB set that accesses to the DS save area use.
     #[inline(always)]
     pub(crate) fn ds(&self) -> SetOffset {
         self.ds
     }
 
-    /// Bits of a physical address.
+    /// Returns the mask of the bits that a physical address may have.
     pub(crate) fn phys_mask(&self) -> u64 {
         self.phys_mask
     }
@@ -93,7 +95,7 @@ impl Mmu {
         }
     }
 
-    /// The TLB for accesses of a kind.
+    /// Returns the TLB for accesses of a kind.
     pub(crate) fn tlb(&self, access: AccessKind) -> &Tlb {
         match access {
             AccessKind::Read => &self.reads,
@@ -102,8 +104,9 @@ impl Mmu {
         }
     }
 
-    /// Whether accesses of a kind find the page of `lin` in a set of a TLB, from now on without a
-    /// walk: see [`Tlb::promote`].
+    /// Moves the page of `lin` to the first way of a TLB: see [`Tlb::promote`].
+    ///
+    /// Returns whether the page is entered, so that accesses need no walk.
     pub(crate) fn promote(&mut self, lin: u64, access: AccessKind, set: TlbSet) -> bool {
         match access {
             AccessKind::Read => self.reads.promote(lin, set),
@@ -112,12 +115,12 @@ impl Mmu {
         }
     }
 
-    /// Like [`Mmu::promote`], for a set in which the fast path of explicit accesses finds pages now.
+    /// Like [`Mmu::promote`], if the fast path of explicit accesses uses the set now.
     pub(crate) fn promote_fast(&mut self, lin: u64, access: AccessKind, set: TlbSet) -> bool {
         set.offset() == self.fast && self.promote(lin, access, set)
     }
 
-    /// Forgets all translations.
+    /// Evicts all translations.
     pub(crate) fn flush(&mut self) {
         self.flushed = true;
         self.reads.flush();
@@ -125,7 +128,7 @@ impl Mmu {
         self.fetches.flush();
     }
 
-    /// Forgets the translations that a load of CR3 invalidates: all but those of global pages.
+    /// Evicts the translations that a load of CR3 invalidates: all but global ones.
     pub(crate) fn flush_locals(&mut self) {
         self.flushed = true;
         self.reads.flush_locals();
@@ -133,7 +136,7 @@ impl Mmu {
         self.fetches.flush_locals();
     }
 
-    /// Forgets the page that a linear address lies in, of whatever size.
+    /// Evicts the page that contains a linear address, of any size.
     pub(crate) fn evict(&mut self, lin: u64) {
         self.flushed = true;
         self.reads.evict(lin);
@@ -151,7 +154,7 @@ impl Mmu {
         self.fills += 1;
     }
 
-    /// Entries made in the TLBs.
+    /// Returns the number of entries made in the TLBs.
     pub(crate) fn fills(&self) -> u64 {
         self.fills
     }

@@ -1,10 +1,11 @@
-//! The software TLB: direct host pointers for pages of RAM whose accesses have no side effects.
+//! The software TLB: direct host pointers to RAM pages without side effects.
 //!
-//! Accesses that something must see (MMIO, writes to code pages) are kept on the slow path by never
-//! entering their pages. The fast path looks into one entry. The page that a new one displaces goes
-//! into a second way of that entry, from where the slow path brings it back without a page walk: two
-//! hot pages that share an entry cost an exchange. Pages that contain a watchpoint are entered apart: the slow path finds them
-//! here for accesses that miss the watchpoint.
+//! Pages whose accesses must be intercepted (MMIO, writes to code pages) are never entered, so that
+//! these accesses take the slow path. The fast path looks up a single entry. A page that a new one
+//! displaces moves to the second way of that entry; the slow path moves it back without a page
+//! walk, so that two hot pages that share an entry cost an exchange. Pages that contain a
+//! watchpoint are kept in a separate list, in which the slow path looks up accesses that miss the
+//! watchpoint.
 
 #![expect(
     unsafe_code,
@@ -16,14 +17,16 @@ use crate::width::Width;
 
 /// Entries of one set, a power of two.
 const ENTRIES: usize = 512;
-/// Pages with watchpoints that are entered, a power of two.
+/// Number of entries for pages with watchpoints, a power of two.
 const WATCHED: usize = 8;
-/// Values of [`TlbSet`].
+/// Number of values of [`TlbSet`].
 const SETS: usize = 5;
-/// Generations are tags of 12 bits.
+/// Number of generations, which are tags of 12 bits.
 const GENERATIONS: u64 = 1 << 12;
 
-/// The rights of an access. They are checked when an entry is made, so each has its own entries.
+/// The rights of an access.
+///
+/// They are checked when an entry is made, so each has its own set of entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub(crate) enum TlbSet {
@@ -46,12 +49,12 @@ pub(crate) enum TlbSet {
 pub(crate) struct SetOffset(usize);
 
 impl SetOffset {
-    /// A set that has no entries.
+    /// Offset of a set whose entries are never valid.
     pub(crate) const EMPTY: Self = TlbSet::UserAligned.offset();
 }
 
 impl TlbSet {
-    /// Where the entries of the set are.
+    /// Returns the offset of the set's entries.
     #[inline(always)]
     pub(crate) const fn offset(self) -> SetOffset {
         SetOffset(self as usize * ENTRIES * size_of::<TlbEntry>())
@@ -63,7 +66,7 @@ impl TlbSet {
 struct TlbEntry {
     /// Linear page address, with the generation in the low 12 bits.
     tag: u64,
-    /// What to add to a linear address to get the host address.
+    /// The difference between the host address and the linear address.
     add: u64,
 }
 
@@ -93,7 +96,7 @@ pub(crate) struct Translation {
     pub(crate) shift: u8,
 }
 
-/// What the TLBs for reads, writes and fetches share.
+/// The common part of the TLBs for reads, writes and fetches.
 #[derive(Debug)]
 pub(crate) struct Tlb {
     entries: Box<[TlbEntry; ENTRIES * SETS]>,
@@ -105,12 +108,14 @@ pub(crate) struct Tlb {
     /// Generation of the global pages, 1 to 0xfff.
     globals: u64,
     epoch: u64,
-    /// Where parts of large pages were entered: a bit for each 4 MiB, and for each GiB, modulo 1024.
+    /// Bit maps of the regions where parts of large pages were entered.
+    ///
+    /// One bit stands for each 4 MiB, and one for each GiB, modulo 1024.
     large: [u64; 16],
     huge: [u64; 16],
     /// Pages with watchpoints, and the rights with which they were entered.
     watched: [(TlbEntry, TlbSet); WATCHED],
-    /// Index of the next one to be replaced.
+    /// Index of the watched page to replace next.
     next_watched: usize,
 }
 
@@ -141,8 +146,9 @@ impl Tlb {
         set.0 / size_of::<TlbEntry>() + ((lin >> 12) as usize & (ENTRIES - 1))
     }
 
-    /// The host address of `size` bytes, at most a page, at `lin`, if they lie in one page that is
-    /// entered.
+    /// Returns the host address of `size` bytes at `lin`, if their page is entered.
+    ///
+    /// They must lie in one page; otherwise returns `None`.
     #[inline(always)]
     fn find(&self, lin: u64, size: u64, set: SetOffset) -> Option<u64> {
         // SAFETY: `set` is the offset of a set, and the page's number in it is cut to `ENTRIES`.
@@ -154,8 +160,9 @@ impl Tlb {
         (entry.tag == tag).then(|| lin.wrapping_add(entry.add))
     }
 
-    /// The translation of `lin`, if its page is entered; also that of a global page that was entered
-    /// before the last load of CR3.
+    /// Returns the translation of `lin`, if its page is entered.
+    ///
+    /// This includes a global page that was entered before the last load of CR3.
     pub(crate) fn translation(&self, lin: u64, set: TlbSet) -> Option<Translation> {
         let i = Self::index(lin, set.offset());
         let page = lin & !0xfff;
@@ -170,8 +177,10 @@ impl Tlb {
         })
     }
 
-    /// Whether the page of `lin` is entered. If it was displaced, exchanges it with the page that
-    /// displaced it, so that [`Tlb::find`] finds it.
+    /// Moves the page of `lin` back to the first way, if it was displaced.
+    ///
+    /// It is exchanged with the page that displaced it, so that [`Tlb::find`] finds it. Returns
+    /// whether the page is entered.
     pub(crate) fn promote(&mut self, lin: u64, set: TlbSet) -> bool {
         let i = Self::index(lin, set.offset());
         let tag = (lin & !0xfff) | self.generation;
@@ -186,8 +195,9 @@ impl Tlb {
         true
     }
 
-    /// Whether an entry is of use: its page is entered, or global and was entered before the last
-    /// load of CR3.
+    /// Whether an entry is valid.
+    ///
+    /// Its page is entered, or is global and was entered before the last load of CR3.
     fn is_live(&self, entry: &TlbEntry, details: &TlbEntryDetails) -> bool {
         entry.tag & 0xfff == self.generation || details.global & 0xfff == self.globals
     }
@@ -264,13 +274,15 @@ impl Tlb {
         self.watched = [(TlbEntry::default(), TlbSet::UserAligned); WATCHED];
     }
 
-    /// Changes whenever a page is forgotten: what was found is valid until then. Never 0.
+    /// Returns a number that changes whenever a page is evicted. Never 0.
+    ///
+    /// A host address from the TLB is valid until then.
     #[inline(always)]
     pub(crate) const fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// Forgets the page that `lin` lies in, of whatever size, in all sets.
+    /// Evicts the page that contains `lin`, of any size, from all sets.
     pub(crate) fn evict(&mut self, lin: u64) {
         self.epoch += 1;
         self.forget_watched();
@@ -306,7 +318,7 @@ impl Tlb {
         }
     }
 
-    /// Forgets all pages that are not global.
+    /// Evicts all pages that are not global.
     pub(crate) fn flush_locals(&mut self) {
         self.epoch += 1;
         self.generation += 1;
@@ -320,7 +332,7 @@ impl Tlb {
         }
     }
 
-    /// Forgets all pages.
+    /// Evicts all pages.
     pub(crate) fn flush(&mut self) {
         self.flush_locals();
         self.large = [0; 16];
@@ -334,7 +346,7 @@ impl Tlb {
     }
 }
 
-/// The TLB for fetches, which gives translations only.
+/// The TLB for fetches, which holds no host addresses.
 #[derive(Debug)]
 pub(crate) struct FetchTlb(Tlb);
 
@@ -381,7 +393,7 @@ impl ReadTlb {
         }
     }
 
-    /// The value at `lin`, if it lies in one page that is entered.
+    /// Returns the value at `lin`, if it lies in one page that is entered.
     #[inline(always)]
     pub(crate) fn find<T: Width>(&self, lin: u64, set: SetOffset) -> Option<GuestRef<'_, T>> {
         let host = self.0.find(lin, T::SIZE as u64, set)?;
@@ -440,7 +452,7 @@ impl WriteTlb {
         }
     }
 
-    /// The value at `lin`, if it lies in one page that is entered.
+    /// Returns the value at `lin`, if it lies in one page that is entered.
     #[inline(always)]
     pub(crate) fn find<T: Width>(&self, lin: u64, set: SetOffset) -> Option<GuestMut<'_, T>> {
         let host = self.0.find(lin, T::SIZE as u64, set)?;
@@ -527,7 +539,7 @@ mod tests {
         assert_eq!((gpa(&tlb, a), gpa(&tlb, b)), (Some(0x3000), Some(0x4000)));
         assert!(!tlb.promote(a, TlbSet::User));
 
-        // Entered again while displaced: one of the two is left.
+        // Enter a page again while it is displaced: only one of the two entries is left.
         tlb.insert(b, SET, 0x12_0000, page(0x5000, false, 12));
         tlb.evict(b);
         assert_eq!((gpa(&tlb, a), gpa(&tlb, b)), (Some(0x3000), None));
@@ -535,12 +547,12 @@ mod tests {
         tlb.evict(a);
         assert_eq!((gpa(&tlb, a), tlb.promote(a, SET)), (None, false));
 
-        // A third page takes the place of the older one.
+        // A third page replaces the older one.
         enter(&mut tlb);
         tlb.insert(c, SET, 0x14_0000, page(0x7000, false, 12));
         assert_eq!((gpa(&tlb, a), gpa(&tlb, b)), (None, Some(0x4000)));
 
-        // Where it is displaced, a page is flushed as anywhere: a global one only by a full flush.
+        // A displaced page is flushed like any other: a global one only by a full flush.
         tlb.flush();
         for _ in 0..0x1001 {
             enter(&mut tlb);

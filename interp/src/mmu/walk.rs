@@ -1,7 +1,7 @@
 //! Page walks. SDM Vol. 3A, "Paging".
 //!
-//! 4-level, PAE and 32-bit paging with WP, NX, SMEP, SMAP and protection keys. Not modelled: 5-level
-//! paging, which CPUID does not show.
+//! 4-level, PAE and 32-bit paging with WP, NX, SMEP, SMAP and protection keys. Not modelled:
+//! 5-level paging, which CPUID does not report.
 
 #![expect(
     clippy::cast_possible_truncation,
@@ -12,7 +12,7 @@ use super::tlb::{TlbSet, Translation};
 use hindsight_cpu::state::CpuState;
 use hindsight_regs::cr::{Cr0, Cr4, Efer};
 
-/// What an access does.
+/// The kind of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AccessKind {
     /// A load.
@@ -55,14 +55,14 @@ pub(crate) trait TableMemory {
     fn set_bits(&mut self, gpa: u64, wide: bool, old: u64, bits: u64) -> bool;
 }
 
-/// What decides how linear addresses are translated.
+/// The registers that determine how linear addresses are translated.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Paging<'a> {
     /// CR0, CR3, CR4, EFER and the PDPTEs.
     pub(crate) state: &'a CpuState,
     /// Rights by protection key.
     pub(crate) pkru: u32,
-    /// Bits of a physical address.
+    /// Mask of the bits that a physical address may have.
     pub(crate) phys_mask: u64,
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct Paging<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Leaf {
     gpa: u64,
-    /// Conjunction of R/W and U/S over the levels.
+    /// R/W and U/S, combined by AND over the levels.
     rights: u64,
     no_execute: bool,
     key: u8,
@@ -101,7 +101,8 @@ impl Paging<'_> {
         self.state.efer & bits.bits() != 0
     }
 
-    /// Finds the page of a linear address with CR0.PG set, and checks the rights of an access to it.
+    /// Finds the page of a linear address with CR0.PG set, and checks an access to it.
+    ///
     /// Sets the accessed bits of the entries above that of the page.
     ///
     /// # Errors
@@ -125,8 +126,9 @@ impl Paging<'_> {
         Ok(leaf)
     }
 
-    /// Sets accessed and dirty bits in the entry of a page that is accessed. `None`: the entry has
-    /// changed since the walk, which must be repeated.
+    /// Sets accessed and dirty bits in the entry of a page that is accessed.
+    ///
+    /// Returns `None` if the entry has changed since the walk, which must then be repeated.
     pub(crate) fn mark_page(
         &self,
         leaf: &Leaf,
@@ -150,7 +152,7 @@ impl Paging<'_> {
         })
     }
 
-    /// The bits of the error code that describe the access.
+    /// Returns the bits of the error code that describe the access.
     fn access_code(&self, access: AccessKind, user: bool) -> u32 {
         let kind = match access {
             AccessKind::Read => 0,
@@ -180,7 +182,7 @@ impl Paging<'_> {
             AccessKind::Write => !writable && (user || self.cr0(Cr0::WP)),
             AccessKind::Read => false,
         };
-        // The error code reports the key whatever else forbids the access.
+        // The error code reports the protection key, whatever else forbids the access.
         let key =
             access != AccessKind::Fetch && user_page && self.key_denies(leaf.key, access, user);
         match (denied, key) {
@@ -307,8 +309,9 @@ impl Paging<'_> {
         })
     }
 
-    /// The page-directory-pointer entries of PAE paging that `cr3` points to; none if one of them
-    /// has a reserved bit set.
+    /// Reads the page-directory-pointer entries of PAE paging to which `cr3` points.
+    ///
+    /// Returns `None` if one of them has a reserved bit set.
     pub(crate) fn read_pdptrs(
         &self,
         cr3: u64,
@@ -330,7 +333,7 @@ impl Paging<'_> {
 /// Sets the accessed bit of an entry above that of the page.
 fn mark_accessed(tables: &mut impl TableMemory, at: u64, wide: bool, entry: u64) {
     if entry & A == 0 {
-        // If the entry changed meanwhile, the walk has read the old one in time.
+        // If another processor has changed the entry meanwhile, the walk has used the old one.
         let _ = tables.set_bits(at, wide, entry, A);
     }
 }
@@ -340,11 +343,11 @@ mod tests {
     use super::*;
     use std::collections::HashMap;
 
-    /// Tables as entries by address.
+    /// Paging structures, as entries by address.
     #[derive(Default)]
     struct Tables {
         entries: HashMap<u64, u64>,
-        /// What another processor stores before the next bits are set.
+        /// An entry that another processor stores before the next bits are set.
         race: Option<(u64, u64)>,
     }
 

@@ -4,7 +4,9 @@ use crate::platform::{Bus, GpFault, Pending};
 
 /// The interrupt controller, local APIC included, of a [`ModelPlatform`](crate::ModelPlatform).
 pub trait InterruptController {
-    /// What is pending for the processor; see [`InterruptSource::pending`](crate::InterruptSource::pending).
+    /// Returns the events that are pending for the processor.
+    ///
+    /// See [`InterruptSource::pending`](crate::InterruptSource::pending).
     fn pending(&mut self) -> Pending;
     /// Acknowledges the highest interrupt; returns its vector, or `None` if there is none.
     fn acknowledge(&mut self) -> Option<u8>;
@@ -35,7 +37,7 @@ pub trait InterruptController {
     /// # Errors
     /// [`GpFault`] where the processor raises #GP(0).
     fn wrmsr(&mut self, index: u32, value: u64) -> Result<(), GpFault>;
-    /// The clock is at `ticks` ticks since the start, and the time-stamp counter reads `tsc`.
+    /// Reports the clock in `ticks` since the start, and the time-stamp counter `tsc`.
     ///
     /// Called at least before everything that may depend on time. WRMSR moves the time-stamp
     /// counter, but never the clock.

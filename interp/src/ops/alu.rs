@@ -1,4 +1,4 @@
-//! Addition, subtraction, logic, and what works like them.
+//! Addition, subtraction, logic and similar operations.
 
 use super::{Done, dst, load, modify, read_rm, store};
 use crate::core::{Core, InnerOp, Next, Op};
@@ -11,11 +11,11 @@ use std::marker::PhantomData;
 
 /// A two-operand operation.
 pub(crate) trait Alu: 'static {
-    /// The destination is written.
+    /// Whether the destination is written.
     const WRITES: bool = true;
-    /// CF is an input.
+    /// Whether CF is an input.
     const CARRY: bool = false;
-    /// The flags are set.
+    /// Whether the flags are set.
     const FLAGS: bool = true;
     /// The same operation with its flags.
     type WithFlags: Alu;
@@ -181,7 +181,9 @@ pub(crate) fn step_flags<T: Width, const DEC: bool>(c: &Core, a: T, r: T) -> Laz
     flags_of_step::<T, DEC>(c.regs.flags, a, r)
 }
 
-/// The flags after INC or DEC of `a` to `r`, where they were `before`.
+/// Returns the flags after INC or DEC of `a` with the result `r`.
+///
+/// `before` are the flags before it, whose CF stays.
 #[inline(always)]
 pub(crate) fn flags_of_step<T: Width, const DEC: bool>(before: LazyFlags, a: T, r: T) -> LazyFlags {
     let half = 1_u64 << (T::BITS - 1);
@@ -331,7 +333,7 @@ fn exchange_pair<T: Width>(
         let pair = (T::from_u64(old), T::from_u64(old >> 32));
         return Ok((old != expected_pair).then_some(pair));
     }
-    // For where the host's own instruction cannot be used.
+    // The lock serves accesses for which the host's own instruction cannot be used.
     let memory = std::sync::Arc::clone(c.memory.shared_memory());
     let _guard = memory
         .split_lock

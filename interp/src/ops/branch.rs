@@ -1,4 +1,4 @@
-//! Near branches, and how blocks lead to each other.
+//! Near branches, and the transitions between blocks.
 
 #![expect(
     unsafe_code,
@@ -31,7 +31,7 @@ pub(super) fn enter(c: &mut Core, block: LiveBlock<'_, Core>, rip: u64) -> Next 
     block.go(c)
 }
 
-/// Enters a block that is to be translated first.
+/// Translates a hot block, and enters it.
 #[cold]
 #[inline(never)]
 fn enter_hot(c: &mut Core, block: LiveBlock<'_, Core>) -> Next {
@@ -44,7 +44,7 @@ fn enter_hot(c: &mut Core, block: LiveBlock<'_, Core>) -> Next {
 pub(super) fn jump(c: &mut Core, o: AnyOp<'_>, rip: u64) -> Next {
     match c.code.jump(rip) {
         Some(entry) => {
-            // SAFETY: the entry was read just now, from the cache whose operation runs.
+            // SAFETY: the entry was just read from the cache that contains this operation's block.
             let block = unsafe { o.live_sibling(entry) };
             enter(c, block, rip)
         }
@@ -55,8 +55,7 @@ pub(super) fn jump(c: &mut Core, o: AnyOp<'_>, rip: u64) -> Next {
     }
 }
 
-/// Continues at a RIP in the page of the branch `o`, which is linked to the block that is found
-/// there.
+/// Continues at a RIP in the page of the branch `o`, and links `o` to its block.
 #[inline(always)]
 pub(super) fn jump_linked(c: &mut Core, o: AnyOp<'_>, rip: u64) -> Next {
     match o.link() {
@@ -104,8 +103,9 @@ pub(crate) fn relative_target(c: &Core, o: &Op) -> Result<u64, Fault> {
     check_target(c, target64(c, o) & c.mode.ip_mask())
 }
 
-/// Continues after a conditional branch that is not taken, in the same way as [`fall`], which follows
-/// it in the block.
+/// Continues after a conditional branch that is not taken.
+///
+/// Does what [`fall`] does, which follows the branch in the block.
 #[inline(always)]
 fn fall_through(c: &mut Core, o: InnerOp<'_>) -> Next {
     let next = o.next_op();
@@ -118,7 +118,7 @@ fn fall_through(c: &mut Core, o: InnerOp<'_>) -> Next {
     }
 }
 
-/// Ends a block by a jump, or by its fault.
+/// Ends a block by a jump, or by the fault of the jump.
 #[inline(always)]
 fn finish_branch(c: &mut Core, o: AnyOp<'_>, to: Result<u64, Fault>) -> Next {
     match to {
@@ -131,7 +131,7 @@ fn finish_branch(c: &mut Core, o: AnyOp<'_>, to: Result<u64, Fault>) -> Next {
     }
 }
 
-/// Leaves for the boundary after a branch to `rip`.
+/// Leaves the dispatch loop for the boundary after a branch to `rip`.
 #[cold]
 #[inline(never)]
 fn leave_to(c: &mut Core, rip: u64) -> Next {
@@ -140,7 +140,7 @@ fn leave_to(c: &mut Core, rip: u64) -> Next {
     c.leave(ExitReason::Poll)
 }
 
-/// Continues after a branch that must be handled at once.
+/// Handles a branch that is due, and continues at its target.
 #[inline(never)]
 pub(super) fn handle_due(c: &mut Core, o: AnyOp<'_>, rip: u64) -> Next {
     if c.handle_due_branches() {
@@ -150,8 +150,9 @@ pub(super) fn handle_due(c: &mut Core, o: AnyOp<'_>, rip: u64) -> Next {
     }
 }
 
-/// Continues after a conditional branch at `from` that is not taken, alone or fused; records it where
-/// that is asked for.
+/// Continues after a branch at `from` that is not taken, alone or fused.
+///
+/// Records the branch if that is requested.
 #[inline(always)]
 pub(super) fn not_taken<const REC: bool>(c: &mut Core, o: InnerOp<'_>, from: u64) -> Next {
     if REC && c.records_not_taken() {
@@ -170,7 +171,7 @@ fn record_not_taken(c: &mut Core, o: InnerOp<'_>, from: u64) -> Next {
     }
 }
 
-/// Leads from a block whose last instruction does not branch to the block after it.
+/// Continues with the next block after one whose last instruction does not branch.
 pub(crate) fn fall<const LINK: bool>(c: &mut Core, o: LastOp<'_>) -> Next {
     let rip = target64(c, &o) & c.mode.ip_mask();
     go::<LINK>(c, *o, rip)

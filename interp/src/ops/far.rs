@@ -24,7 +24,7 @@ fn recorded(c: &mut Core, o: &Op, f: impl FnOnce(&mut Core, &Op) -> Done) -> Don
     done
 }
 
-/// Selector and offset of a far pointer in memory.
+/// Reads selector and offset of a far pointer in memory.
 fn pointer(c: &mut Core, o: &Op) -> Result<(u16, u64), Fault> {
     let lin = super::src(c, o, usize::from(o.size) + 2)?;
     let offset = load_sized(c, lin, o.size)?;
@@ -139,7 +139,9 @@ fn task(c: &mut Core, o: &Op, d: Descriptor, selector: u16, call: bool) -> Done 
     }
 }
 
-/// Checks a call gate. Returns its selector, code segment and offset. JMP cannot reach an inner level.
+/// Checks a call gate, and returns its selector, code segment and offset.
+///
+/// JMP cannot reach an inner level.
 fn gate(
     c: &mut Core,
     d: Descriptor,
@@ -310,7 +312,7 @@ fn far_return(c: &mut Core, o: &Op) -> Done {
         c.check_rip(rip, &cs.segment(selector))?;
         c.mark_accessed(&mut cs)?;
         c.set_cs(cs.segment(selector), rpl, rip);
-        // As wide as the stack pointer is in the new code segment.
+        // Truncated to the width of the stack pointer in the new code segment.
         c.set_sp(c.sp().wrapping_add(2 * size).wrapping_add(o.imm));
         return Ok(());
     }

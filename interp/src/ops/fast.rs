@@ -1,7 +1,7 @@
-//! Fast handlers for 64-bit mode with 64-bit addresses, and for 32-bit code in open segments.
+//! Fast handlers for 64-bit mode with 64-bit addresses, and 32-bit open segments.
 //!
-//! They access memory through the TLB only. On a miss they call the general handler, which also enters
-//! the page into the TLB.
+//! They access memory through the TLB only. On a miss they call the general handler, which also
+//! enters the page into the TLB.
 
 use super::alu::{self, Alu, eval};
 use super::{mov, slowly};
@@ -15,12 +15,14 @@ pub(crate) trait Addressing: 'static {
 
 /// A base register, in a segment whose base is 0.
 pub(crate) struct Based;
-/// A base and an index register, in such a segment.
+/// A base and an index register, in a segment whose base is 0.
 pub(crate) struct Indexed;
 /// Any form.
 pub(crate) struct Anywhere;
-/// Any form in 32-bit code, in an [open](crate::seg::is_open) segment. An operand that runs over its end
-/// crosses a page, which the TLB leaves to the general form.
+/// Any form in 32-bit code, in an [open](crate::seg::is_open) segment.
+///
+/// An operand that extends beyond the end of the segment crosses a page; the general handler
+/// executes it.
 pub(crate) struct Open;
 
 impl Addressing for Based {

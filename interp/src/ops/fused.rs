@@ -1,9 +1,11 @@
-//! Two instructions in one operation. They count as two; neither can fault.
+//! Operations that execute two instructions.
 //!
-//! - CMP or TEST of registers and immediates, with the conditional branch after it. `o.disp` is the
-//!   distance of the branch, `o.address_size` the length of the first instruction.
-//! - MOV between registers, with the instruction after it, which works on the moved value. `o.base` is the
-//!   source of the MOV.
+//! They count as two instructions, of which neither can fault.
+//!
+//! - CMP or TEST of registers and immediates, fused with the conditional branch after it. `o.disp`
+//!   is the distance of the branch, `o.address_size` the length of the first instruction.
+//! - MOV between registers, fused with the next instruction, which works on the moved value.
+//!   `o.base` is the source of the MOV.
 
 use super::alu::{Add, Alu, And, Cmp, NoFlags, Or, Sub, Test, Xor, eval};
 use super::branch::{enter, handle_due, jump, jump_linked, not_taken};
@@ -15,7 +17,7 @@ use crate::registers::Reg;
 use crate::width::{Low, Width};
 use iced_x86::{Instruction, Mnemonic as M, OpKind};
 
-/// A comparison: its condition straight from the operands.
+/// A comparison that evaluates a condition directly from its operands.
 trait Compare: Alu {
     fn holds<T: Width, const CC: u8>(a: T, b: T, r: T) -> bool;
 }
@@ -85,15 +87,15 @@ fn fused<O: Compare, T: Width, const IMM: bool, const CC: u8, const REC: bool>(
     jump_linked(c, *o, rip)
 }
 
-/// What may be fused: in [`Op::fuse`].
+/// Values of [`Op::fuse`]: this one and the following are comparisons.
 pub(crate) const CMP_REG: u8 = 1;
 pub(crate) const CMP_IMM: u8 = 2;
 pub(crate) const TEST_REG: u8 = 3;
 pub(crate) const TEST_IMM: u8 = 4;
-/// MOV between registers: with what comes after it.
+/// Value of [`Op::fuse`]: a MOV between registers.
 pub(crate) const MOV_REG: u8 = 5;
 
-/// The fused handler for a comparison and a condition.
+/// Returns the fused handler for a comparison and a condition.
 pub(crate) fn handler<const REC: bool>(kind: u8, size: u8, cc: u8) -> Option<InnerHandler> {
     Some(match kind {
         CMP_REG => by_width::<Cmp, false, REC>(size, cc),
@@ -131,7 +133,7 @@ fn shifted<T: Width, const OP: u8, const FLAGS: bool>(c: &mut Core, o: InnerOp<'
     o.go(c)
 }
 
-/// The operations for MOV and the instruction after it, with and without flags.
+/// Returns the handlers for a fused MOV, with and without flags.
 pub(crate) fn after_mov(i: &Instruction, op: &Op) -> Option<[InnerHandler; 2]> {
     match op.size {
         4 => by_mnemonic::<u32>(i, op),

@@ -15,7 +15,7 @@ impl Core {
         }
         let tr = self.state.tr;
         let limit = u64::from(tr.limit);
-        // Only a 32-bit or 64-bit TSS has a bitmap.
+        // Only a 32-bit or 64-bit TSS has an I/O permission bitmap.
         if tr.access & 0xd != 9 || limit < 0x67 {
             return Err(Fault::GP);
         }

@@ -1,5 +1,8 @@
-//! What the operations do. A general form of each works in every mode and reaches any memory; the
-//! fast forms of the common ones work in 64-bit mode on memory that the TLB knows, and fall back.
+//! The handlers of operations.
+//!
+//! The general handler of an operation works in every mode and on any memory. Common operations
+//! also have fast handlers, for 64-bit mode and memory that the TLB maps; otherwise these call the
+//! general one.
 
 pub(crate) mod alu;
 pub(crate) mod bits;
@@ -27,7 +30,7 @@ use crate::width::Width;
 /// Result of a general operation.
 pub(crate) type Done = Result<(), Fault>;
 
-/// Makes a [`Handler`](crate::core::Handler) of a general operation that another one follows.
+/// Makes a [`Handler`](crate::core::Handler) from an operation within a block.
 macro_rules! general {
     ($f:expr) => {
         $crate::code::Handler::Inner(|c, o| {
@@ -37,7 +40,7 @@ macro_rules! general {
         })
     };
 }
-/// Makes a handler of a general operation that ends its block and sets RIP.
+/// Makes a handler from a general operation that ends its block and sets RIP.
 macro_rules! ending {
     ($f:expr) => {
         $crate::code::Handler::Last(|c, o| {
@@ -49,19 +52,19 @@ macro_rules! ending {
         })
     };
 }
-/// Makes a handler of a function that is one for an operation that another one follows.
+/// Makes a handler from a function for operations within a block.
 macro_rules! inner {
     ($f:expr) => {
         $crate::code::Handler::Inner($f)
     };
 }
-/// Makes a handler of a function that is one for the last operation of a block.
+/// Makes a handler from a function for the last operation of a block.
 macro_rules! last {
     ($f:expr) => {
         $crate::code::Handler::Last($f)
     };
 }
-/// Picks a width by operand size.
+/// Instantiates a handler for an operand size.
 macro_rules! by_size {
     ($size:expr, $wrap:ident, $f:ident $(, $g:ty)*) => {
         match $size {
@@ -85,8 +88,9 @@ pub(crate) fn finish(c: &mut Core, o: InnerOp<'_>, done: Done) -> Next {
     }
 }
 
-/// The general form of an operation whose fast form cannot complete. It is a function of its own, so
-/// that the fast form needs no stack frame.
+/// Calls the general form of an operation whose fast form cannot complete.
+///
+/// It is a separate function, so that the fast form needs no stack frame.
 #[cold]
 #[inline(never)]
 pub(crate) fn slowly(c: &mut Core, o: InnerOp<'_>, f: impl Fn(&mut Core, &Op) -> Done) -> Next {
@@ -95,12 +99,12 @@ pub(crate) fn slowly(c: &mut Core, o: InnerOp<'_>, f: impl Fn(&mut Core, &Op) ->
     finish(c, o, done)
 }
 
-/// Linear address of the memory operand, checked for a read of `size` bytes.
+/// Checks a read of the memory operand, `size` bytes; returns its linear address.
 pub(crate) fn src(c: &Core, o: &Op, size: usize) -> Result<u64, Fault> {
     c.linear(o.segment(), c.offset(o), size as u64, false)
 }
 
-/// Linear address of the memory operand, checked for a write of `size` bytes.
+/// Checks a write of the memory operand, `size` bytes; returns its linear address.
 pub(crate) fn dst(c: &Core, o: &Op, size: usize) -> Result<u64, Fault> {
     c.linear(o.segment(), c.offset(o), size as u64, true)
 }
@@ -121,7 +125,7 @@ pub(crate) fn modify<T: Width>(c: &mut Core, o: &Op, f: impl FnMut(T) -> T) -> R
     c.modify(lin, o.lock(), f)
 }
 
-/// An operand that is a register or memory, as [`Op::is_mem`] says.
+/// Reads an operand that is a register or memory, as [`Op::is_mem`] says.
 pub(crate) fn read_rm<T: Width>(c: &mut Core, o: &Op, reg: Reg) -> Result<T, Fault> {
     if o.is_mem() {
         load(c, o)

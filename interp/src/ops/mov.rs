@@ -93,7 +93,7 @@ pub(crate) fn sign_acc(c: &mut Core, o: InnerOp<'_>) -> Next {
     o.go(c)
 }
 
-/// CMOVcc: the source is read in any case, and a 32-bit destination zero-extended.
+/// CMOVcc: always reads the source, and zero-extends a 32-bit destination.
 pub(crate) fn cmov<T: Width, const CC: u8>(c: &mut Core, o: &Op) -> Done {
     let v = read_rm::<T>(c, o, o.src)?;
     let v = if c.regs.flags.condition::<CC>() {
@@ -124,33 +124,37 @@ pub(crate) fn xlat(c: &mut Core, o: &Op) -> Done {
     Ok(())
 }
 
-/// NOP, PREFETCH, fences, CLFLUSH without effect.
+/// NOP, PREFETCH, and fences and flushes that have no effect here.
 pub(crate) fn nop(c: &mut Core, o: InnerOp<'_>) -> Next {
     o.go(c)
 }
 
-/// Fences order our own accesses against other processors, and against the host's counter that the guest's TSC
-/// is read from.
+/// Executes a fence on the host.
+///
+/// It orders this processor's accesses for other processors, and before reads of the host's counter
+/// from which the guest's TSC is computed.
 pub(crate) fn fence(c: &mut Core, o: InnerOp<'_>) -> Next {
     std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
     wait_for_earlier();
     o.go(c)
 }
 
-/// Waits for what the host's processor has begun: without it the next RDTSC may run ahead of earlier loads.
+/// Waits until the host has executed all earlier instructions.
+///
+/// Without this, the next RDTSC may execute before earlier loads.
 #[expect(unsafe_code, reason = "an instruction of the host")]
 pub(super) fn wait_for_earlier() {
     // SAFETY: the instruction is part of SSE2, which every x86-64 processor has.
     unsafe { std::arch::x86_64::_mm_lfence() };
 }
 
-/// CLWB: checked like a read, which data breakpoints and devices do not see.
+/// CLWB: checked like a read, but it triggers no data breakpoint or device.
 pub(crate) fn clean(c: &mut Core, o: &Op) -> Done {
     let lin = src(c, o, 1)?;
     c.probe_read(lin, 1).map(|_| ())
 }
 
-/// CLFLUSH, CLFLUSHOPT: checked in the same way; only the cache models are flushed.
+/// CLFLUSH and CLFLUSHOPT: checked like CLWB; only the cache models are flushed.
 pub(crate) fn flush(c: &mut Core, o: &Op) -> Done {
     let lin = src(c, o, 1)?;
     let gpa = c.probe_read(lin, 1)?;

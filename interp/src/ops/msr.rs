@@ -76,12 +76,12 @@ impl Core {
         Ok(())
     }
 
-    /// An MSR that a model owns.
+    /// Writes an MSR that a model owns.
     fn write_foreign_msr(&mut self, index: u32, v: u64) -> Done {
         self.report_branches();
         self.platform().wrmsr(index, v)?;
         if index == msr::IA32_FMASK {
-            // The model keeps the value; SYSCALL uses it.
+            // The model stores the value, but SYSCALL uses this copy.
             self.state.msrs.fmask = v;
         }
         self.update_observe();

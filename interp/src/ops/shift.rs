@@ -7,7 +7,7 @@ use crate::registers::Reg;
 use crate::width::Width;
 use hindsight_regs::rflags::Rflags;
 
-/// Which operation: the reg field of the opcode.
+/// Values of the opcode's reg field: this one and the following.
 pub(crate) const ROL: u8 = 0;
 pub(crate) const ROR: u8 = 1;
 pub(crate) const RCL: u8 = 2;
@@ -105,7 +105,7 @@ fn reg<T: Width, const OP: u8>(c: &mut Core, o: InnerOp<'_>, n: u64) -> Next {
         c.regs.flags = cc;
         c.regs.write(o.dst, r);
     } else {
-        // A 32-bit destination is zero-extended even by a shift of nothing.
+        // A 32-bit destination is zero-extended even if the count is 0.
         c.regs.write(o.dst, a);
     }
     o.go(c)
@@ -176,7 +176,7 @@ fn double_eval<T: Width, const RIGHT: bool>(cc: LazyFlags, a: T, b: T, n: u32) -
         return (a, cc);
     }
     let bits = T::BITS;
-    // A 16-bit count beyond 16 is undefined; the operands repeat then.
+    // With 16-bit operands a count above 16 is undefined; processors repeat the operands.
     let (hi, lo) = if RIGHT { (b, a) } else { (a, b) };
     let wide = u128::from(hi.zext()) << bits | u128::from(lo.zext());
     let wide = if bits == 16 {

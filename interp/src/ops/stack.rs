@@ -10,7 +10,7 @@ use hindsight_regs::cr::Cr4;
 use hindsight_regs::rflags::Rflags;
 
 impl Core {
-    /// Pushes `size` bytes; nothing changes on a fault.
+    /// Pushes `size` bytes; a fault leaves everything unchanged.
     pub(crate) fn push(&mut self, size: u8, v: u64) -> Done {
         let sp = self.sp().wrapping_sub(size.into()) & self.mode.stack_mask();
         let lin = self.linear(seg::SS, sp, size.into(), true)?;
@@ -19,7 +19,7 @@ impl Core {
         Ok(())
     }
 
-    /// Pushes values of `size` bytes in order; nothing changes but memory on a fault.
+    /// Pushes values of `size` bytes in order; a fault may leave memory changed.
     pub(crate) fn push_all(&mut self, size: u8, values: &[u64]) -> Done {
         let rsp = self.regs.get(Reg::Rsp);
         let pushed = values.iter().try_for_each(|&v| self.push(size, v));
@@ -105,7 +105,7 @@ pub(crate) fn pop_seg(c: &mut Core, o: &Op) -> Done {
     let lin = c.linear(seg::SS, c.sp(), 2, false)?;
     let v: u16 = c.read(lin)?;
     let sp = c.sp().wrapping_add(o.size.into());
-    // The size of the stack may change with SS; the pointer moves as the old one says.
+    // Loading SS may change the stack size; the stack pointer moves by the old one.
     let mask = c.mode.stack_mask();
     let index = usize::from(o.dst.number());
     c.load_segment(index, v)?;
@@ -220,7 +220,7 @@ pub(crate) fn pushf(c: &mut Core, o: &Op) -> Done {
     c.push(o.size, image.bits())
 }
 
-/// POPF: what may change depends on CPL and IOPL.
+/// POPF: CPL and IOPL determine which flags may change.
 pub(crate) fn popf(c: &mut Core, o: &Op) -> Done {
     let v86 = c.regs.v86();
     let vme = v86 && c.regs.iopl() < 3;

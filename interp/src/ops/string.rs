@@ -1,8 +1,8 @@
 //! String instructions.
 //!
-//! A repeated one counts as one instruction, and each of its iterations beyond the first as one cycle
-//! of the budget. A fault or an event between iterations leaves the registers as the iterations so
-//! far have set them.
+//! A repeated string instruction counts as one instruction, and each of its iterations after the
+//! first as one cycle of the budget. A fault or an event between iterations leaves the registers as
+//! the previous iterations have set them.
 
 use super::{Done, load_sized, store_sized};
 use crate::code::{REP, REPNE};
@@ -14,10 +14,10 @@ use crate::width::Width;
 use hindsight_cpu::state::seg;
 use hindsight_regs::rflags::Rflags;
 
-/// Iterations that are worth a bulk copy.
+/// Minimum number of iterations that are worth a bulk copy.
 const BULK_MIN: u64 = 4;
 
-/// What the index registers move by after an element of `size` bytes.
+/// Returns what is added to the index registers after an element of `size` bytes.
 fn stride(c: &Core, size: u64) -> u64 {
     if c.regs.flag(Rflags::DF) {
         size.wrapping_neg()
@@ -36,13 +36,14 @@ fn is_repeated(o: &Op) -> bool {
     o.prefix & (REP | REPNE) != 0
 }
 
-/// Iterations that are left, by the count register.
+/// Returns the iterations that are left, from the count register.
 fn iterations(c: &Core, o: &Op) -> u64 {
     truncate(c.regs.get(Reg::Rcx), o.address_size)
 }
 
-/// Ends the repetition, which retires the instruction; `before` was the count of extra cycles when it
-/// began or continued.
+/// Ends the repetition, which retires the instruction.
+///
+/// `before` was the count of extra cycles when it began or continued.
 fn finish(c: &mut Core, before: i64) -> Done {
     if !c.progress.finish_repetition(before) {
         c.exit.requested = true;
@@ -50,15 +51,17 @@ fn finish(c: &mut Core, before: i64) -> Done {
     Ok(())
 }
 
-/// Does one iteration, or all of them with a repeat prefix. `f` does one, and returns false to end the
-/// repetition.
+/// Executes one iteration, or all of them with a repeat prefix.
+///
+/// `f` executes one iteration, and returns false to end the repetition.
 fn repeat(c: &mut Core, o: &Op, f: impl FnMut(&mut Core, &Op) -> Result<bool, Fault>) -> Done {
     let before = c.progress.extra();
     repeat_from(c, o, before, f)
 }
 
-/// Like [`repeat`], after iterations that were done in bulk since the count of extra cycles was
-/// `before`.
+/// Like [`repeat`], after iterations that were executed in bulk.
+///
+/// `before` was the count of extra cycles before them.
 fn repeat_from(
     c: &mut Core,
     o: &Op,
@@ -89,20 +92,22 @@ fn repeat_from(
     }
 }
 
-/// The linear address of the element at the source index.
+/// Returns the linear address of the element at the source index.
 fn source(c: &Core, o: &Op, size: u64) -> Result<u64, Fault> {
     let offset = truncate(c.regs.get(Reg::Rsi), o.address_size);
     c.linear(o.segment(), offset, size, false)
 }
 
-/// The linear address of the element at the destination index.
+/// Returns the linear address of the element at the destination index.
 fn target(c: &Core, o: &Op, size: u64, write: bool) -> Result<u64, Fault> {
     let offset = truncate(c.regs.get(Reg::Rdi), o.address_size);
     c.linear(seg::ES, offset, size, write)
 }
 
-/// How many iterations of a forward REP may be done as one copy, with these index registers: all of
-/// them within a page, and none that must be seen on its own. 0: none.
+/// Returns how many iterations of a forward REP may be done as one copy.
+///
+/// All of them lie within a page for each of these index registers, and none of them must be
+/// observed on its own. Returns 0 if there should be no such copy.
 fn bulk(c: &Core, o: &Op, size: u64, index_regs: &[Reg]) -> u64 {
     if !is_repeated(o)
         || c.regs.flag(Rflags::DF | Rflags::TF)
@@ -122,7 +127,7 @@ fn bulk(c: &Core, o: &Op, size: u64, index_regs: &[Reg]) -> u64 {
     if n < BULK_MIN { 0 } else { n }
 }
 
-/// Takes iterations that were done in bulk off the count register and the budget.
+/// Subtracts bulk iterations from the count register and the budget.
 fn charge_bulk(c: &mut Core, o: &Op, n: u64) {
     advance(c, Reg::Rcx, o.address_size, n.wrapping_neg());
     c.progress.charge_iterations(n);

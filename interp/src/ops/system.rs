@@ -1,4 +1,4 @@
-//! HLT, flags, segment registers, software interrupts, and what else is left.
+//! HLT, flags, segment registers, software interrupts, and other instructions.
 
 use super::{Done, read_rm};
 use crate::core::{Core, InnerOp, LastOp, Next, Op, truncate};
@@ -14,7 +14,7 @@ pub(crate) fn ud(_: &mut Core, _: &Op) -> Done {
     Err(Fault::UD)
 }
 
-/// An instruction that the interpreter lacks.
+/// Handles an instruction that the interpreter does not implement.
 pub(crate) fn unimplemented(_: &mut Core, _: &Op) -> Done {
     Err(Fault::Unimplemented)
 }
@@ -152,7 +152,7 @@ pub(crate) fn int_n(c: &mut Core, o: LastOp<'_>) -> Next {
     software_interrupt(c, &o, vector, SoftwareInterruptKind::IntN)
 }
 
-/// With CR4.VME, the redirection bitmap in the TSS sends INT n to the guest's own table.
+/// Whether, with CR4.VME, the TSS redirects INT n to the guest's own table.
 fn vme_redirects(c: &mut Core, vector: Vector) -> Result<bool, Fault> {
     if !c.cr4(Cr4::VME) {
         return Ok(false);
@@ -170,7 +170,7 @@ fn vme_redirects(c: &mut Core, vector: Vector) -> Result<bool, Fault> {
 /// INT n through the virtual-8086 task's own vector table.
 fn int_v86(c: &mut Core, o: &Op, vector: Vector) -> Done {
     let entry: u32 = c.read(u64::from(vector.0) * 4)?;
-    // Below IOPL 3 the task's IF is VIF, and its image shows IOPL 3.
+    // Below IOPL 3, VIF stands for the task's IF, and its flags image shows IOPL 3.
     let (flags, cleared) = if c.regs.iopl() == 3 {
         (c.regs.rflags(), Rflags::IF)
     } else {
@@ -182,7 +182,7 @@ fn int_v86(c: &mut Core, o: &Op, vector: Vector) -> Done {
     c.push_all(2, &[flags.bits(), cs.into(), after])?;
     let from = c.branch_source(c.rip_of(o));
     c.regs.set_flag(cleared | Rflags::TF, false);
-    // With TF clear nothing is left to trap.
+    // TF is clear now, so no single-step trap follows.
     c.debug.suppress_step = true;
     c.load_segment_real(seg::CS, (entry >> 16) as u16);
     c.regs.rip = (entry & 0xffff).into();

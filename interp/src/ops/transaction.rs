@@ -8,7 +8,7 @@ use crate::platform::AbortCause;
 use crate::transaction::state::NOT_ALLOWED;
 use hindsight_regs::rflags::Rflags;
 
-/// XBEGIN. Its target is not cut to 16 bits, whatever the operand size.
+/// XBEGIN. Its target is never truncated to 16 bits, whatever the operand size.
 pub(crate) fn xbegin(c: &mut Core, o: &Op) -> Done {
     let fallback = super::branch::relative_target(c, o)?;
     c.begin_transaction(c.rip_of(o), c.rip_after(o), fallback)
@@ -38,7 +38,7 @@ pub(crate) fn xtest(c: &mut Core, _: &Op) -> Done {
     Ok(())
 }
 
-/// An instruction that aborts the transaction it is in.
+/// Handles an instruction that aborts its transaction.
 pub(crate) fn unfit(_: &mut Core, _: &Op) -> Done {
     Err(NOT_ALLOWED)
 }

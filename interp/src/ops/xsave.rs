@@ -47,7 +47,7 @@ pub(crate) fn handler(i: &Instruction) -> Option<Handler> {
     })
 }
 
-/// Which instruction of the XSAVE family saves.
+/// Values of `KIND`: the instructions of the XSAVE family that save.
 struct Save;
 
 impl Save {
@@ -67,7 +67,7 @@ struct Component {
     /// Its bit in XCR0.
     bit: u64,
     offset: u64,
-    /// Bytes that the registers of the mode have.
+    /// Bytes of the registers that the mode has.
     len: usize,
 }
 
@@ -144,7 +144,7 @@ fn fxrstor<const WIDE: bool>(c: &mut Core, o: &Op) -> Done {
 }
 
 impl Core {
-    /// The vector registers that state instructions access in this mode.
+    /// Returns the vector registers that state instructions access in this mode.
     fn bank(&self) -> VectorBank {
         if self.mode.is_64bit() {
             VectorBank::All
@@ -153,19 +153,19 @@ impl Core {
         }
     }
 
-    /// The components of XCR0 that are not in their initial state.
+    /// Returns the components of XCR0 that are not in their initial state.
     pub(crate) fn xinuse(&self) -> u64 {
         self.state.xcr0 & self.vec.in_use(self.bank())
     }
 
-    /// Offset, size and alignment of a component in the standard format.
+    /// Returns offset, size and alignment of a component in the standard format.
     fn component(&mut self, n: u32) -> (usize, usize, bool) {
         let v = self.platform().cpuid(0xd, n);
         let size = (v[0] as usize).min(0x1000);
         ((v[1] as usize).min(0x4000), size, v[2] & 2 != 0)
     }
 
-    /// Bytes that XSAVE (or, `compact`, XSAVEC) needs for these components.
+    /// Returns the bytes that XSAVE, or XSAVEC if `compact`, needs for components.
     pub(crate) fn xsave_size(&mut self, mask: u64, compact: bool) -> u32 {
         let mut size = HEADER_END;
         for n in 2..32 {
@@ -182,8 +182,9 @@ impl Core {
         size as u32
     }
 
-    /// The components in `mask` from the third on, in the compacted format of `layout` or in the
-    /// standard one.
+    /// Returns the components in `mask` after the first two.
+    ///
+    /// They are in the compacted format of `layout`, or in the standard format.
     fn layout(&mut self, mask: u64, layout: Option<u64>) -> Vec<Component> {
         let bank = self.bank();
         let mut at = HEADER_END;
@@ -213,7 +214,7 @@ impl Core {
         list
     }
 
-    /// What the control registers say about an instruction of the XSAVE family.
+    /// Checks whether the control registers allow an instruction of the XSAVE family.
     fn xsave_check(&self, supervisor: bool) -> Done {
         if !self.cr4(Cr4::OSXSAVE) {
             return Err(Fault::UD);

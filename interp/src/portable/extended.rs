@@ -16,7 +16,7 @@ pub(super) const PE: u16 = 1 << 5;
 
 /// Bias of the exponent for a significand of the form 0.1xxx, which [`Exact`] has.
 pub(super) const BIAS: i64 = 16382;
-/// What the exponent of a result is moved by where overflow or underflow is unmasked.
+/// Offset of a result's exponent where overflow or underflow is unmasked.
 const WRAP: i64 = 24576;
 const TOP: u64 = 1 << 63;
 
@@ -136,8 +136,10 @@ pub(super) struct Rounded {
 }
 
 impl Exact {
-    /// Rounds to 64 bits as the control word says. SDM Vol. 1, "Rounding", "Numeric Overflow Exception
-    /// (#O)", "Numeric Underflow Exception (#U)".
+    /// Rounds to 64 bits as the control word says.
+    ///
+    /// SDM Vol. 1, "Rounding", "Numeric Overflow Exception (#O)", "Numeric Underflow Exception
+    /// (#U)".
     pub(super) fn round(self, fcw: u16) -> Rounded {
         let (mut significand, mut up, inexact) = self.cut(0, fcw);
         let carried = up && significand == 0;
@@ -177,8 +179,10 @@ impl Exact {
         }
     }
 
-    /// The upper 64 bits after a shift to the right, rounded; whether they were rounded up (to zero
-    /// on a carry), and whether anything was lost.
+    /// Returns the upper 64 bits after a shift to the right, rounded.
+    ///
+    /// Also returns whether they were rounded up (to zero on a carry), and whether the result is
+    /// inexact.
     fn cut(self, shift: u32, fcw: u16) -> (u64, bool, bool) {
         let (bits, lost) = match shift {
             0 => (self.bits, 0),

@@ -1,15 +1,17 @@
-//! The thunks that were generated for a processor.
+//! The cache of a processor's thunks.
 
 use super::codegen::{self, Bank, Thunk};
 use iced_x86::{Instruction, Register};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Bytes of the redirected instruction, and the register that stands for RSP.
+/// Bytes of the redirected instruction, and the register that replaces RSP.
 pub(super) type Key = (Vec<u8>, Option<Register>);
 
-/// The most thunks of a processor. A guest that executes instructions with ever new immediates or
-/// registers has them generated again.
+/// Maximum number of thunks of a processor.
+///
+/// A guest that executes instructions with ever new immediates or registers exceeds it; its thunks
+/// are then generated again.
 const THUNKS_MAX: usize = 1 << 14;
 
 /// Generated thunks of one processor.
@@ -17,15 +19,18 @@ const THUNKS_MAX: usize = 1 << 14;
 pub(crate) struct Thunks {
     pub(super) bank: Bank,
     pub(super) known: HashMap<Key, Option<Arc<Thunk>>>,
-    /// The thunk of each full instruction of the code cache, by [`Op::insn`](crate::code::Op::insn),
-    /// once it has run.
+    /// Thunks by [`Op::insn`](crate::code::Op::insn), the index of a full instruction.
+    ///
+    /// `None` until the instruction has run.
     by_insn: Vec<Option<Arc<Thunk>>>,
-    /// [`CodeCache::epoch`](crate::code::CodeCache::epoch) in which `by_insn` is valid.
+    /// The [`CodeCache::epoch`](crate::code::CodeCache::epoch) in which `by_insn` is valid.
     epoch: u64,
 }
 
 impl Thunks {
-    /// Takes the thunk of an instruction out, so that it can run; [`Thunks::put_back`] follows.
+    /// Removes the thunk of an instruction from the cache, so that it can run.
+    ///
+    /// Call [`Thunks::put_back`] afterwards.
     pub(super) fn take(&mut self, insn: u32, epoch: u64) -> Option<Arc<Thunk>> {
         if self.epoch != epoch {
             self.by_insn.clear();
@@ -34,7 +39,7 @@ impl Thunks {
         self.by_insn.get_mut(insn as usize)?.take()
     }
 
-    /// Stores the thunk of an instruction.
+    /// Puts the thunk of an instruction back into the cache.
     pub(super) fn put_back(&mut self, insn: u32, thunk: Arc<Thunk>) {
         let index = insn as usize;
         if self.by_insn.len() <= index {
@@ -43,8 +48,10 @@ impl Thunks {
         self.by_insn[index] = Some(thunk);
     }
 
-    /// The thunk of an instruction that has not run yet, generated if it is new; `None` if it cannot
-    /// have one. No thunk runs meanwhile: when there are too many, all are dropped.
+    /// Returns or generates the thunk of an instruction that has not run yet.
+    ///
+    /// Returns `None` if the instruction cannot have a thunk. If there are too many thunks, all are
+    /// dropped, so no thunk may be running.
     pub(super) fn find_or_build(&mut self, insn: &Instruction) -> Option<Arc<Thunk>> {
         let (bytes, registers) = codegen::redirect(insn)?;
         let key = (bytes, registers.for_rsp);
@@ -74,7 +81,7 @@ mod tests {
         let mut dropped = 0;
         for number in 0..40_000_u32 {
             let [immediate, registers, rex, _] = number.to_le_bytes();
-            // PALIGNR with all registers and immediates.
+            // PALIGNR with every register and immediate.
             let code = [
                 0x66,
                 0x40 | (rex & 1),

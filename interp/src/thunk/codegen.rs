@@ -1,4 +1,4 @@
-//! Generation of thunks.
+//! Generates the machine code of thunks.
 
 #![expect(unsafe_code, reason = "generated code is mapped and called")]
 #![expect(
@@ -29,7 +29,7 @@ pub(super) struct Access {
     pub(super) size: usize,
     pub(super) read: bool,
     pub(super) write: bool,
-    /// Only some elements are accessed.
+    /// Which elements are accessed; `None` for all of them.
     pub(super) masking: Option<Masking>,
 }
 
@@ -39,23 +39,25 @@ pub(super) struct Thunk {
     entry: usize,
     pub(super) class: Class,
     pub(super) mmx: bool,
-    /// Uses vector registers or MXCSR.
+    /// Whether the instruction uses vector registers or MXCSR.
     pub(super) vector: bool,
     pub(super) flags: bool,
     pub(super) gpr_read: Vec<u8>,
-    /// Register and width in bytes.
+    /// Registers that the instruction writes, with their width in bytes.
     pub(super) gpr_write: Vec<(u8, u8)>,
     pub(super) vec_write: Vec<u8>,
     pub(super) memory: Option<Access>,
 }
 
-/// Registers chosen for a redirected instruction.
+/// The registers that a redirected instruction uses.
 #[derive(Debug)]
 pub(super) struct RegisterChoice {
     insn: Instruction,
     context: Register,
     base: Register,
-    /// The register that replaces RSP as an operand. It is part of the key of a thunk, with the bytes.
+    /// The register that replaces RSP as an operand.
+    ///
+    /// Together with the bytes of the instruction, it is the key of a thunk.
     pub(super) for_rsp: Option<Register>,
 }
 
@@ -91,8 +93,9 @@ fn used(insn: &Instruction) -> Vec<(Register, OpAccess)> {
         .collect()
 }
 
-/// Redirects the memory operand to the buffer, and RSP to another register. Returns the bytes to
-/// execute.
+/// Redirects the memory operand to the buffer, and RSP to another register.
+///
+/// Returns the bytes to execute.
 pub(super) fn redirect(original: &Instruction) -> Option<(Vec<u8>, RegisterChoice)> {
     let mut insn = *original;
     insn.set_segment_prefix(Register::None);
@@ -177,7 +180,7 @@ impl Emit {
     }
 }
 
-/// Registers by kind, as the instruction reads and writes them.
+/// The registers that an instruction reads and writes, by kind.
 #[derive(Default)]
 struct Uses {
     gpr: Vec<(Register, bool, u8)>,
@@ -314,7 +317,7 @@ fn gpr_offset(chosen: &RegisterChoice, r: Register) -> usize {
     offset_of!(Vectors, gpr) + n * 8
 }
 
-/// The widest move that the host has for saving a whole register.
+/// Returns the codes of the host's widest load and store, and the first register.
 fn wide_moves() -> (Code, Code, Register) {
     if std::arch::is_x86_feature_detected!("avx512f") {
         (
@@ -443,7 +446,7 @@ fn epilogue(
         e.add(Ok(Instruction::with(Code::VEX_Vzeroupper)));
     }
     if vector || class == Class::X87 {
-        // The host's own MXCSR is the default one.
+        // The host's own MXCSR has the default value.
         e.add(Instruction::with2(
             Code::Mov_rm32_imm32,
             at(c, offset_of!(Vectors, saved_mxcsr)),
@@ -466,7 +469,7 @@ impl Bank {
             .last()
             .is_some_and(|&(_, used)| used + code.len() <= BANK);
         if !fits {
-            // SAFETY: an anonymous private mapping that nothing else uses.
+            // SAFETY: the call makes an anonymous private mapping that nothing else uses.
             let base = unsafe {
                 libc::mmap(
                     std::ptr::null_mut(),
@@ -485,8 +488,8 @@ impl Bank {
         let (base, used) = self.pages.last_mut()?;
         let start = *base + *used;
         let page = std::ptr::with_exposed_provenance_mut::<u8>(*base);
-        // SAFETY: the mapping is ours and `used + code.len()` lies in it; no thunk of this bank
-        // runs meanwhile, as the bank belongs to one processor.
+        // SAFETY: this bank owns the mapping, and `used + code.len()` lies in it. No thunk of this
+        // bank runs meanwhile, because the bank belongs to one processor.
         unsafe {
             if libc::mprotect(page.cast(), BANK, libc::PROT_READ | libc::PROT_WRITE) != 0 {
                 return None;
@@ -505,7 +508,8 @@ impl Bank {
 impl Drop for Bank {
     fn drop(&mut self) {
         for &(base, _) in &self.pages {
-            // SAFETY: mapped by `add` with this length; thunks do not outlive the processor.
+            // SAFETY: `add` made the mapping with this length, and thunks do not outlive the
+            // processor.
             unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(base), BANK) };
         }
     }

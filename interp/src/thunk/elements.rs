@@ -1,5 +1,7 @@
-//! Gathers, scatters and byte-masked stores, element by element: only the elements that are accessed
-//! can fault or meet a watchpoint, and what was done before a fault stays done.
+//! Executes gathers, scatters and byte-masked stores, element by element.
+//!
+//! Only the elements that are accessed can fault or trigger a watchpoint. A fault leaves the
+//! accesses to the elements before it in effect.
 //!
 //! SDM Vol. 2, "VSIB Memory Addressing", "VPGATHERDD", "VPSCATTERDD", "MASKMOVDQU".
 
@@ -10,7 +12,7 @@ use crate::ops::Done;
 use crate::registers::Reg;
 use iced_x86::{EncodingKind, Instruction, Mnemonic as M, Register};
 
-/// Runs an instruction with [`super::Support::Elements`].
+/// Executes an instruction whose support is [`super::Support::Elements`].
 pub(crate) fn run(c: &mut Core, o: &Op) -> Done {
     let i = c.code.insns[o.insn as usize];
     match i.mnemonic() {
@@ -31,10 +33,10 @@ pub(crate) fn run(c: &mut Core, o: &Op) -> Done {
 /// The registers and sizes of a gather or scatter.
 #[derive(Debug)]
 struct Shape {
-    /// Register of the elements.
+    /// Number of the vector register that is loaded or stored.
     data: usize,
     index: usize,
-    /// Opmask or, with VEX, vector register.
+    /// Number of the mask: an opmask register or, with VEX, a vector register.
     mask: usize,
     vex: bool,
     store: bool,
@@ -45,7 +47,7 @@ struct Shape {
 }
 
 impl Shape {
-    /// The shape of an instruction; #UD if registers that must differ are the same.
+    /// Returns the shape of an instruction; #UD if registers that must differ do not.
     fn of(i: &Instruction) -> Result<Self, Fault> {
         let vex = i.encoding() == EncodingKind::VEX;
         let store = !i.op0_register().is_vector_register();
@@ -90,7 +92,7 @@ impl Shape {
         }
     }
 
-    /// Clears the mask of element `n`, which is complete.
+    /// Clears the mask of element `n` after the element was accessed.
     fn done(&self, c: &mut Core, n: usize) {
         if self.vex {
             c.vec.zmm[self.mask][n * self.element..(n + 1) * self.element].fill(0);
@@ -209,7 +211,9 @@ fn masked_mmx(c: &mut Core, o: &Op, i: &Instruction) -> Done {
     Ok(())
 }
 
-/// Stores the bytes whose mask byte has bit 7 set, at DS:rDI. If any would fault, none is stored.
+/// Stores the bytes whose mask byte has bit 7 set, at DS:rDI.
+///
+/// If one of them would fault, none is stored.
 fn store_masked(c: &mut Core, o: &Op, data: &[u8], mask: &[u8]) -> Done {
     let base = truncate(c.regs.get(Reg::Rdi), o.address_size);
     let mut runs = Vec::new();

@@ -1,12 +1,14 @@
-//! Masked memory operands: which of their elements an instruction accesses.
+//! Masked memory operands: determines which elements an instruction accesses.
 //!
-//! Under a write mask, most instructions access only the elements that the mask selects. The others
-//! are neither read nor written, cannot fault and meet no breakpoint. Instructions of the exception
-//! classes whose names end in "NF" (no fault suppression) access the whole operand. SDM Vol. 2A,
-//! "Exception Classifications of EVEX-Encoded Instructions", and "VMASKMOV", "VPMASKMOV".
+//! Under a write mask, most instructions access only the elements that the mask selects. The other
+//! elements are neither read nor written, cannot fault, and trigger no breakpoint. Instructions of
+//! the exception classes whose names end in "NF" (no fault suppression) access the whole operand.
+//! SDM Vol. 2A, "Exception Classifications of EVEX-Encoded Instructions", and "VMASKMOV",
+//! "VPMASKMOV".
 //!
-//! Older revisions of the manual list VPCONFLICTD and VPCONFLICTQ in class E4, and VPMOVWB, VPMOVSWB
-//! and VPMOVUSWB in E6NF. Here they are of E4NF and E6, as in Intel's XED and on AMD family 1AH.
+//! Older revisions of the manual list VPCONFLICTD and VPCONFLICTQ in class E4, and VPMOVWB,
+//! VPMOVSWB and VPMOVUSWB in E6NF. This module puts them in E4NF and E6, as Intel's XED and AMD
+//! family 1AH do.
 
 #[cfg(test)]
 mod tests;
@@ -19,18 +21,20 @@ use iced_x86::{Instruction, Mnemonic as M, OpKind, TupleType};
 pub(super) struct Masking {
     source: MaskSource,
     order: Order,
-    /// Bytes of an element in memory.
+    /// Size of an element in memory, in bytes.
     pub(super) element: usize,
-    /// Elements in memory.
+    /// Number of elements in memory.
     count: usize,
-    /// Elements of the result: bits of the mask that count.
+    /// Number of elements in the result, and so of mask bits that are used.
     lanes: usize,
-    /// Elements that are masked off cannot fault. Without it only stores have a masking: they check
-    /// the whole operand and write the elements that the mask selects.
+    /// Whether elements that are masked off cannot fault.
+    ///
+    /// If not, only a store has a `Masking`: it checks the whole operand, and writes the elements
+    /// that the mask selects.
     pub(super) suppresses: bool,
 }
 
-/// Where the mask is.
+/// Where the mask is read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MaskSource {
     /// An opmask register.
@@ -39,18 +43,21 @@ enum MaskSource {
     SignBits(usize),
 }
 
-/// Which element in memory belongs to a bit of the mask.
+/// Which element in memory a bit of the mask selects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
-    /// The element with the bit's number, modulo the number of elements in memory: broadcasts
-    /// have fewer elements in memory than in the result.
+    /// The element with the bit's number, modulo the number of elements in memory.
+    ///
+    /// A broadcast has fewer elements in memory than in the result.
     Each,
     /// The set bits select the first elements, without gaps.
     Packed,
 }
 
 impl Masking {
-    /// The masking of the instruction's memory operand; none if it accesses the whole operand.
+    /// Returns the masking of an instruction's memory operand.
+    ///
+    /// Returns `None` if the instruction accesses the whole operand.
     pub(super) fn of(i: &Instruction) -> Option<Self> {
         let source = match i.mnemonic() {
             M::Vmaskmovps | M::Vmaskmovpd | M::Vpmaskmovd | M::Vpmaskmovq => {
@@ -85,7 +92,7 @@ impl Masking {
         })
     }
 
-    /// The elements in memory that the instruction accesses, as bits.
+    /// Returns the elements in memory that the instruction accesses, as a bit mask.
     pub(super) fn elements(&self, vectors: &Vectors) -> u64 {
         self.select(match self.source {
             MaskSource::Opmask(k) => vectors.k[k & 7],
@@ -104,7 +111,7 @@ impl Masking {
     }
 }
 
-/// The lowest `n` bits, of 64.
+/// Returns a mask of the lowest `n` of 64 bits.
 pub(super) fn low_bits(n: usize) -> u64 {
     if n >= 64 { u64::MAX } else { (1 << n) - 1 }
 }
@@ -119,8 +126,10 @@ fn sign_bits(register: &[u8; 64], element: usize) -> u64 {
         })
 }
 
-/// Bytes of memory that one bit of the mask stands for. An instruction that can broadcast masks by
-/// the element of the broadcast: VPDPBUSD multiplies bytes, but its mask is for doublewords.
+/// Returns the bytes of memory that one bit of the mask selects.
+///
+/// If an instruction can broadcast, that is the size of a broadcast element: VPDPBUSD multiplies
+/// bytes, but its mask selects doublewords.
 fn element_size(i: &Instruction) -> usize {
     use TupleType as T;
     match i.op_code().tuple_type() {
@@ -175,7 +184,8 @@ fn packs(m: M) -> bool {
 /// Whether elements that are masked off cannot fault.
 fn suppresses_faults(i: &Instruction) -> bool {
     match i.mnemonic() {
-        // With the count in memory: E4NF. With the data in memory: E4.
+        // These are of class E4NF with the count in memory, and of class E4 with the data in
+        // memory.
         M::Vpsllw
         | M::Vpslld
         | M::Vpsllq
@@ -189,7 +199,9 @@ fn suppresses_faults(i: &Instruction) -> bool {
     }
 }
 
-/// Exception classes E4NF and E5NF, but for the shifts by a count in memory.
+/// Whether the instruction is of class E4NF or E5NF.
+///
+/// Shifts by a count in memory are left out.
 fn is_e4nf_or_e5nf(m: M) -> bool {
     matches!(
         m,
@@ -256,7 +268,7 @@ fn is_e4nf_or_e5nf(m: M) -> bool {
     )
 }
 
-/// Exception class E6NF.
+/// Whether the instruction is of class E6NF.
 fn is_e6nf(m: M) -> bool {
     matches!(
         m,

@@ -1,5 +1,4 @@
-//! The memory operand of a thunk: it is read into the buffer before the thunk runs, and written from the
-//! buffer afterwards.
+//! Reads a thunk's memory operand into the buffer, and writes it back afterwards.
 
 use super::codegen::{Access, Thunk};
 use super::masking;
@@ -21,20 +20,20 @@ pub(super) struct MemoryOperand {
     part: ElementSet,
 }
 
-/// The part of the operand that is accessed.
+/// The elements of the operand that are accessed.
 #[derive(Clone, Copy, Debug)]
 struct ElementSet {
-    /// One bit for each element.
+    /// A bit mask of elements.
     elements: u64,
-    /// Bytes of an element.
+    /// Size of an element in bytes.
     element: usize,
 }
 
-/// Raises #AC if alignment is checked and an operand of `len` bytes is not aligned. SDM Vol. 3A,
-/// Table "Alignment Requirements by Data Type": 80-bit values need 8 bytes.
+/// Raises #AC if alignment is checked and an operand of `len` bytes is misaligned.
 ///
-/// Operands of 16 bytes and more raise none: "the alignment check exception (#AC) is generated only
-/// for data types that must be aligned on word, doubleword, and quadword boundaries".
+/// SDM Vol. 3A, Table "Alignment Requirements by Data Type": 80-bit values need 8 bytes. Operands
+/// of 16 bytes and more raise no #AC: "the alignment check exception (#AC) is generated only for
+/// data types that must be aligned on word, doubleword, and quadword boundaries".
 ///
 /// Deviation: AMD family 1AH raises #AC for those too.
 fn check_ac(c: &Core, lin: u64, len: usize) -> Done {
@@ -94,7 +93,7 @@ pub(super) fn finish(c: &mut Core, operand: &MemoryOperand) -> Done {
 }
 
 impl ElementSet {
-    /// The ranges of bytes, lowest first, each of at most `most` elements.
+    /// Returns the elements' byte ranges, lowest first, each of at most `most` elements.
     fn ranges(self, most: u32) -> impl Iterator<Item = Range<usize>> {
         let mut left = self.elements;
         std::iter::from_fn(move || {
@@ -116,14 +115,14 @@ impl MemoryOperand {
         c.linear(self.seg, offset, range.len() as u64, self.write)
     }
 
-    /// Calls `access` with the linear address of each range of a part.
+    /// Calls `access` with the linear address of each byte range of a part.
     fn each(
         &self,
         c: &mut Core,
         part: ElementSet,
         mut access: impl FnMut(&mut Core, u64, Range<usize>) -> Done,
     ) -> Done {
-        // Alignment is checked for each element.
+        // With alignment checking, each element is checked separately.
         let most = if c.mmu.rights() == TlbSet::UserAligned {
             1
         } else {
@@ -144,8 +143,10 @@ impl MemoryOperand {
         Ok(())
     }
 
-    /// Raises #GP if the operand is not aligned to its size, whatever the mask selects: in SDM Vol. 2A,
-    /// Table "Type E1 Class Exception Conditions", fault suppression is no condition of this fault.
+    /// Raises #GP if the operand is not aligned to its size, whatever the mask is.
+    ///
+    /// SDM Vol. 2A, Table "Type E1 Class Exception Conditions": fault suppression does not apply to
+    /// this fault.
     ///
     /// Deviation: AMD family 1AH raises nothing if the mask selects no element.
     fn check_alignment(&self, c: &Core, m: &Access) -> Done {

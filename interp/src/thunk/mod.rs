@@ -1,10 +1,13 @@
-//! Host thunks: vector, x87 and rare integer instructions are executed by the host's processor on the
-//! guest's register values, with the memory operand redirected to a buffer.
+//! Thunks: machine code that executes one guest instruction on the host.
 //!
-//! SSE's floating-point exceptions are masked while the host executes. If the sticky flags then show
-//! one that the guest has unmasked, the result is discarded and the guest's exception raised. The
-//! exceptions of the x87 are unmasked as the guest has them: the host would raise one only at the
-//! next x87 instruction, and the thunk saves the state before that.
+//! Vector, x87 and rare integer instructions run on the guest's register values, with the memory
+//! operand redirected to a buffer.
+//!
+//! While an SSE instruction runs, the host's floating-point exceptions are masked. If the sticky
+//! flags then show an exception that the guest has unmasked, the interpreter discards the result
+//! and raises the guest's exception. The x87's exceptions are unmasked as the guest has set them:
+//! the host would raise one only at the next x87 instruction, and the thunk saves the x87 state
+//! before that.
 
 pub(crate) mod cache;
 mod codegen;

@@ -1,4 +1,4 @@
-//! Chooses, runs and commits thunks.
+//! Chooses a thunk, runs it and commits its results.
 
 use super::codegen::{Class, Thunk};
 use super::memory;
@@ -15,15 +15,16 @@ use iced_x86::{
     RoundingControl,
 };
 
-/// How an instruction can be executed on the host.
+/// Whether an instruction can be executed on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Support {
-    /// By a thunk.
+    /// A thunk executes it.
     Yes,
-    /// Not at all: the interpreter accesses one element after the other, because the addresses are in a
-    /// vector register, or the memory operand is implied.
+    /// The interpreter accesses its elements one by one.
+    ///
+    /// Its addresses are in a vector register, or its memory operand is implied.
     Elements,
-    /// Not at all.
+    /// It cannot be executed on the host.
     No,
 }
 
@@ -58,13 +59,15 @@ fn run_thunk(c: &mut Core, o: &Op, insn: &Instruction, thunk: &Thunk) -> Done {
         return Ok(());
     }
     let operand = memory::prepare(c, o, insn, thunk)?;
-    // The host would raise #MF for an error that IGNNE# makes the guest's processor ignore.
+    // Hide pending errors from the host, which would raise #MF: IGNNE# makes the guest's processor
+    // ignore them.
     let ignored = c.vec.take_x87_errors();
     let stores = execute(c, o, insn, thunk);
     c.vec.add_x87_errors(ignored);
     let stores = stores?;
     if let (Some(operand), true) = (operand, stores) {
-        // The write cannot fault: `prepare` has probed it. A fault would have to discard the result.
+        // This write cannot fault, because `prepare` has probed it. If it could, the results would
+        // have to be discarded.
         memory::finish(c, &operand)?;
     }
     commit(c, o, thunk);
@@ -96,7 +99,7 @@ fn check(c: &mut Core, i: &Instruction, t: &Thunk) -> Done {
     check_state(c, i.encoding(), t.vector, t.mmx)
 }
 
-/// Whether the registers of a vector or MMX instruction may be used.
+/// Checks whether the control registers allow vector or MMX registers to be used.
 pub(crate) fn check_state(c: &mut Core, encoding: EncodingKind, vector: bool, mmx: bool) -> Done {
     let legacy = encoding == EncodingKind::Legacy;
     if (!legacy && !c.mode.protected()) || (mmx && c.cr0(Cr0::EM)) {
@@ -123,7 +126,7 @@ pub(crate) fn check_state(c: &mut Core, encoding: EncodingKind, vector: bool, mm
     if mmx { c.check_x87_pending() } else { Ok(()) }
 }
 
-/// Invalid operation, denormal operand and division by zero, which precede the computation.
+/// Exceptions that precede the computation: invalid, denormal and divide by zero.
 const BEFORE: u32 = 0b111;
 const UNDERFLOW: u32 = 1 << 4;
 const FLUSH_TO_ZERO: u32 = 1 << 15;
@@ -147,7 +150,7 @@ fn execute(c: &mut Core, o: &Op, i: &Instruction, t: &Thunk) -> Result<bool, Fau
     Ok(true)
 }
 
-/// Runs a vector instruction, and raises #XM if it flags an exception that the guest has unmasked.
+/// Runs a vector instruction; raises #XM for exceptions that the guest unmasked.
 fn execute_vector(c: &mut Core, i: &Instruction, t: &Thunk) -> Done {
     let guest = c.vec.mxcsr;
     let open = !(guest >> 7) & 0x3f;
@@ -155,8 +158,9 @@ fn execute_vector(c: &mut Core, i: &Instruction, t: &Thunk) -> Done {
     let mut run = (guest | 0x1f80) & !0x3f;
     if open & UNDERFLOW != 0 {
         match tiny_results(i) {
-            // Unmasked, a tiny result raises the exception even if it is exact; masked, the processor
-            // flags an exact one only if it flushes it to zero.
+            // With underflow unmasked, a tiny result raises the exception even if it is exact. The
+            // host runs with underflow masked, where an exact tiny result sets the flag only if it
+            // is flushed to zero.
             Tiny::Raise => run |= FLUSH_TO_ZERO,
             Tiny::Keep => run &= !FLUSH_TO_ZERO,
             Tiny::FlushIfEnabled => {}
@@ -164,7 +168,7 @@ fn execute_vector(c: &mut Core, i: &Instruction, t: &Thunk) -> Done {
     }
     let mut raised = run_masked(c, t, run);
     if raised & open & UNDERFLOW != 0 && raised & open & BEFORE == 0 {
-        // The run before flushed to zero, which the guest did not request: discard its results.
+        // The last run flushed to zero, which the guest did not request: discard its results.
         c.vec.restore(t);
         raised = UNDERFLOW | run_masked(c, t, run & !FLUSH_TO_ZERO);
     }
@@ -194,20 +198,21 @@ enum Tiny {
     Raise,
     /// It keeps the result: MXCSR.FTZ has no effect while underflow is unmasked.
     Keep,
-    /// It flushes the result if MXCSR.FTZ is set: underflow counts as masked.
+    /// It flushes the result if MXCSR.FTZ is set, as if underflow were masked.
     FlushIfEnabled,
 }
 
-/// Whether the instruction suppresses all floating-point exceptions: {sae}, which embedded rounding
-/// implies.
+/// Whether the instruction suppresses all floating-point exceptions ({sae}).
+///
+/// Embedded rounding implies {sae}.
 fn suppresses_exceptions(i: &Instruction) -> bool {
     i.suppress_all_exceptions() || i.rounding_control() != RoundingControl::None
 }
 
-/// How an instruction treats tiny results.
+/// How an instruction treats tiny results while underflow is unmasked.
 ///
-/// SDM Vol. 2, "SIMD Floating-Point Exceptions" of each instruction: estimates and reductions do not
-/// list underflow.
+/// SDM Vol. 2, "SIMD Floating-Point Exceptions" of each instruction: estimates and reductions do
+/// not list underflow.
 fn tiny_results(i: &Instruction) -> Tiny {
     match i.mnemonic() {
         _ if suppresses_exceptions(i) => Tiny::FlushIfEnabled,
@@ -217,7 +222,7 @@ fn tiny_results(i: &Instruction) -> Tiny {
     }
 }
 
-/// Whether VCVTPS2PH has a denormal result, exact or not. It never flushes to zero.
+/// Whether VCVTPS2PH has a denormal result, which it never flushes to zero.
 fn tiny_halves(c: &Core, i: &Instruction) -> bool {
     let len = i.op1_register().size() / 2;
     let made = match i.op0_register() {
@@ -233,7 +238,7 @@ fn tiny_halves(c: &Core, i: &Instruction) -> bool {
     halves.any(|(n, half)| enabled >> n & 1 != 0 && tiny(half))
 }
 
-/// Runs a vector instruction with this MXCSR, and returns the exceptions that it flagged.
+/// Runs a vector instruction with this MXCSR; returns the exceptions it flagged.
 fn run_masked(c: &mut Core, t: &Thunk, mxcsr: u32) -> u32 {
     let pointers = c.vec.x87_pointers();
     c.vec.run_mxcsr = mxcsr;
@@ -246,7 +251,7 @@ fn run_masked(c: &mut Core, t: &Thunk, mxcsr: u32) -> u32 {
 
 fn execute_x87(c: &mut Core, o: &Op, i: &Instruction, t: &Thunk) -> bool {
     const PRECISION: u16 = 1 << 5;
-    /// C0, C2, C3.
+    /// The condition flags C0, C2 and C3 of the x87 status word.
     const CONDITIONS: u16 = 0x4500;
     let pointers = c.vec.x87_pointers();
     let before = c.vec.fsw();
@@ -256,7 +261,7 @@ fn execute_x87(c: &mut Core, o: &Op, i: &Instruction, t: &Thunk) -> bool {
         return true;
     }
     if c.portable && !sets_conditions(i.mnemonic()) {
-        // C0, C2 and C3 are undefined here, and hosts differ: the interpreter keeps them.
+        // C0, C2 and C3 are undefined here and differ between hosts: keep the old values.
         let fsw = c.vec.fsw();
         c.vec.set_fsw((fsw & !CONDITIONS) | (before & CONDITIONS));
     }
@@ -268,7 +273,7 @@ fn execute_x87(c: &mut Core, o: &Op, i: &Instruction, t: &Thunk) -> bool {
     unmasked & !PRECISION == 0
 }
 
-/// Whether the result of the instruction is in C0, C2 and C3.
+/// Whether the instruction returns its result in C0, C2 and C3.
 fn sets_conditions(m: M) -> bool {
     matches!(
         m,
@@ -287,7 +292,7 @@ fn sets_conditions(m: M) -> bool {
     )
 }
 
-/// The low 11 bits of an x87 instruction's opcode, as FOP shows them.
+/// Returns the low 11 bits of an x87 instruction's opcode, as FOP holds them.
 pub(crate) fn last_opcode(i: &Instruction) -> u16 {
     let mut encoder = Encoder::new(if i.code_size() == CodeSize::Code64 {
         64

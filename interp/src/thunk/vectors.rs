@@ -4,7 +4,7 @@ use super::codegen::Thunk;
 use hindsight_cpu::state::XsaveArea;
 use std::mem::offset_of;
 
-/// State components of XCR0.
+/// XCR0 bit of the x87 state; the following constants are the other components.
 pub(crate) const X87: u64 = 1;
 pub(crate) const SSE: u64 = 2;
 pub(crate) const AVX: u64 = 4;
@@ -23,7 +23,7 @@ pub(crate) enum VectorBank {
 }
 
 impl VectorBank {
-    /// Registers without those that only EVEX reaches.
+    /// Returns the number of registers that are encodable without EVEX.
     pub(crate) fn low(self) -> usize {
         match self {
             Self::All => 16,
@@ -31,7 +31,7 @@ impl VectorBank {
         }
     }
 
-    /// Bytes of a component that has parts of vector registers.
+    /// Returns a component's size in bytes; `None` if it does not depend on the bank.
     pub(crate) fn bytes_of(self, component: u64) -> Option<usize> {
         match component {
             AVX => Some(16 * self.low()),
@@ -42,15 +42,15 @@ impl VectorBank {
     }
 }
 
-/// Registers, and the buffers that thunks work on.
+/// The vector and x87 registers, and the buffers that thunks use.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Vectors {
     pub(crate) zmm: [[u8; 64]; 32],
     pub(crate) k: [u64; 8],
-    /// x87 state as FXSAVE64 stores it; the SSE part is not used.
+    /// The x87 state as FXSAVE64 stores it; the SSE part is unused.
     pub(crate) fx: [u8; 512],
-    /// The memory operand.
+    /// Holds the memory operand.
     pub(crate) buffer: [u8; 64],
     pub(crate) gpr: [u64; 16],
     pub(crate) flags: u64,
@@ -100,7 +100,7 @@ fn put(bytes: &mut [u8], at: usize, v: &[u8]) {
 }
 
 impl Vectors {
-    /// Address of the vector registers, which the opmask registers follow.
+    /// Returns the address of the vector registers, which the opmask registers follow.
     pub(crate) fn address(this: *mut Self) -> usize {
         const { assert!(offset_of!(Self, zmm) == 0 && offset_of!(Self, k) == 32 * 64) };
         this.expose_provenance()
@@ -154,7 +154,7 @@ impl Vectors {
         self.fx[4] = 0xff;
     }
 
-    /// ST(n).
+    /// Returns ST(n).
     pub(crate) fn st(&self, n: usize) -> &[u8] {
         &self.fx[32 + 16 * (n & 7)..][..10]
     }
@@ -174,30 +174,32 @@ impl Vectors {
         self.fx[4] |= self.tag(n);
     }
 
-    /// Empties ST(0) and moves TOP beyond it.
+    /// Marks ST(0) as empty and increments TOP.
     pub(crate) fn pop_st(&mut self) {
         self.fx[4] &= !self.tag(0);
         self.set_top((self.fsw() >> 11) + 1);
     }
 
-    /// Pushes a value.
+    /// Pushes a value onto the x87 register stack.
     pub(crate) fn push_st(&mut self, v: [u8; 10]) {
         self.set_top((self.fsw() >> 11).wrapping_sub(1));
         self.put_st(0, v);
     }
 
-    /// The last instruction's opcode: its low 11 bits.
+    /// Returns FOP: the low 11 bits of the last instruction's opcode.
     pub(crate) fn fop(&self) -> u16 {
         word(&self.fx, 6) & 0x7ff
     }
 
-    /// Sets the instruction pointer.
+    /// Sets FIP, the x87 instruction pointer.
     pub(crate) fn set_fip(&mut self, rip: u64) {
         put(&mut self.fx, 8, &rip.to_le_bytes());
     }
 
-    /// Records the opcode and the operand of an instruction that raised an unmasked exception. No other
-    /// instruction changes them (CPUID.7.EBX\[6\]). SDM Vol. 1, "x87 FPU Instruction and Data (Operand) Pointers".
+    /// Records opcode and operand of an instruction that raised an unmasked exception.
+    ///
+    /// No other instruction changes them (CPUID.7.EBX\[6\]). SDM Vol. 1, "x87 FPU Instruction and
+    /// Data (Operand) Pointers".
     pub(crate) fn record_exception(&mut self, fop: u16, operand: u64) {
         put(&mut self.fx, 6, &fop.to_le_bytes());
         put(&mut self.fx, 16, &operand.to_le_bytes());
@@ -214,7 +216,9 @@ impl Vectors {
         self.fsw() & 0x80 != 0
     }
 
-    /// Clears pending errors; returns their flags in the status word, 0 if none is pending.
+    /// Clears pending x87 errors, and returns their flags as in the status word.
+    ///
+    /// Returns 0 if none is pending.
     pub(crate) fn take_x87_errors(&mut self) -> u16 {
         if !self.x87_pending() {
             return 0;
@@ -224,14 +228,14 @@ impl Vectors {
         fsw & 0x3f
     }
 
-    /// Adds flags that [`Vectors::take_x87_errors`] returned to those of the last instruction.
+    /// Adds flags from [`Vectors::take_x87_errors`] to those of the last instruction.
     pub(crate) fn add_x87_errors(&mut self, errors: u16) {
         if errors != 0 {
             self.set_fsw(self.fsw() | errors);
         }
     }
 
-    /// The x87 opcode and pointers, which a run on the host overwrites.
+    /// Returns the x87 opcode and pointers, which running a thunk overwrites.
     pub(super) fn x87_pointers(&self) -> [u8; 18] {
         let mut pointers = [0; 18];
         pointers.copy_from_slice(&self.fx[6..24]);
@@ -243,7 +247,7 @@ impl Vectors {
         put(&mut self.fx, 6, pointers);
     }
 
-    /// Pending unmasked exceptions, as bits of the status word.
+    /// Returns the pending unmasked exceptions, as bits of the status word.
     pub(super) fn x87_unmasked(&self) -> u16 {
         self.fsw() & !self.fcw() & 0x3f
     }
@@ -268,8 +272,9 @@ impl Vectors {
         }
     }
 
-    /// Restores the registers that an MMX instruction changed before it raised #XM. The change to MMX
-    /// state stays: TOP is 0, so ST(i) is MMi.
+    /// Restores the registers that an MMX instruction changed before it raised #XM.
+    ///
+    /// The change to MMX state stays: TOP is 0, so ST(i) is MMi.
     fn restore_mmx(&mut self) {
         if self.fsw() & 0x3800 != 0 {
             return;
@@ -279,14 +284,16 @@ impl Vectors {
         self.fx[32..160].rotate_right(16 * top);
     }
 
-    /// Executes VZEROUPPER, or with `all` VZEROALL, on the first `count` registers.
+    /// Executes VZEROUPPER, or VZEROALL if `all`, on the first `count` registers.
     pub(crate) fn zero_upper(&mut self, all: bool, count: usize) {
         for reg in self.zmm.iter_mut().take(count) {
             reg[if all { 0 } else { 16 }..].fill(0);
         }
     }
 
-    /// Components that are not in their initial state, as far as registers of `bank` are concerned.
+    /// Returns the components that are not in their initial state.
+    ///
+    /// Of the vector registers, only those of `bank` count.
     pub(crate) fn in_use(&self, bank: VectorBank) -> u64 {
         let low = &self.zmm[..bank.low()];
         let mut fresh = [0; 160];
@@ -310,7 +317,7 @@ impl Vectors {
         mask
     }
 
-    /// Reads one component from its bytes in an XSAVE area.
+    /// Loads one component from its bytes in an XSAVE area.
     pub(crate) fn read_component(&mut self, bit: u64, bytes: &[u8]) {
         let spread = |regs: &mut [[u8; 64]], at: usize, len: usize| {
             for (reg, part) in regs.iter_mut().zip(bytes.chunks_exact(len)) {
@@ -336,7 +343,7 @@ impl Vectors {
         }
     }
 
-    /// Writes one component to its bytes in an XSAVE area.
+    /// Stores one component to its bytes in an XSAVE area.
     pub(crate) fn write_component(&self, bit: u64, bytes: &mut [u8]) {
         let gather = |regs: &[[u8; 64]], at: usize, len: usize, bytes: &mut [u8]| {
             for (reg, part) in regs.iter().zip(bytes.chunks_exact_mut(len)) {
@@ -357,7 +364,9 @@ impl Vectors {
         }
     }
 
-    /// Resets one component to its initial state, as far as registers of `bank` are concerned.
+    /// Resets one component to its initial state.
+    ///
+    /// Of the vector registers, only those of `bank` change.
     pub(crate) fn init_component(&mut self, bit: u64, bank: VectorBank) {
         let low = bank.low();
         let clear = |regs: &mut [[u8; 64]], range: std::ops::Range<usize>| {
@@ -377,7 +386,7 @@ impl Vectors {
         }
     }
 
-    /// Reads the x87 state from the legacy region.
+    /// Loads the x87 state from the legacy region.
     pub(crate) fn read_x87(&mut self, area: &[u8]) {
         if let Some(part) = area.get(..24) {
             self.fx[..24].copy_from_slice(part);
@@ -393,7 +402,7 @@ impl Vectors {
         put(area, 32, &self.fx[32..160]);
     }
 
-    /// Reads the XMM registers from the legacy region.
+    /// Loads the XMM registers from the legacy region.
     pub(crate) fn read_xmm(&mut self, area: &[u8], bank: VectorBank) {
         for (reg, part) in self
             .zmm
@@ -456,7 +465,7 @@ impl Vectors {
     }
 }
 
-/// The components beyond the legacy region, each with its bit, offset and length.
+/// The components after the legacy region, each with its bit, offset and length.
 const STANDARD: [(u64, usize, usize); 5] = [
     (AVX, 576, 256),
     (OPMASK, 1088, 64),

@@ -8,7 +8,7 @@ use crate::width::Width;
 use hindsight_cpu::uarch::CacheAccess;
 use std::sync::{Arc, PoisonError};
 
-/// The most bytes of such an access.
+/// Maximum size of such an access in bytes.
 const BYTES_MAX: usize = 16;
 
 /// Replaces the bytes of memory by new ones.
@@ -131,11 +131,12 @@ impl Core {
         self.write_phys(pieces[1].0, high);
     }
 
-    /// Changes aligned bytes of a page of RAM in one atomic step. Returns false, with nothing done, if
-    /// they are not aligned.
+    /// Changes aligned bytes of a page of RAM atomically.
     ///
-    /// A processor that does not check for conflicts yet, because the last transaction has just ended,
-    /// may change them by its own locked accesses meanwhile.
+    /// Returns false, and does nothing, if they are not aligned.
+    ///
+    /// A processor may change them by its own locked accesses meanwhile, if it does not check for
+    /// conflicts yet because the last transaction has just ended.
     fn exchange(&mut self, memory: &Memory, gpa: u64, bytes: &mut [u8], f: Change<'_>) -> bool {
         let len = bytes.len();
         let Some(page) = memory.page(gpa).filter(|page| page.writable) else {

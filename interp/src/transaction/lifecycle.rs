@@ -30,7 +30,9 @@ impl Core {
         self.transaction.is_open()
     }
 
-    /// Updates whether memory accesses must be checked for conflicts. Called before guest code runs.
+    /// Updates whether memory accesses must be checked for conflicts.
+    ///
+    /// Called before guest code runs.
     pub(crate) fn follow_transactions(&mut self) {
         let checks_conflicts = self.transaction.access_state.run(&self.memory.shared);
         if checks_conflicts != self.checks_conflicts {
@@ -143,7 +145,7 @@ impl Core {
         self.transaction.take_debugged()
     }
 
-    /// Undoes everything since the outermost XBEGIN, and continues at its fallback address.
+    /// Rolls the transaction back, and continues at its fallback address.
     fn abort(&mut self, cause: AbortCause) {
         debug_assert!(self.in_transaction());
         let saved = &self.transaction.saved;
@@ -184,7 +186,7 @@ impl Core {
         self.update_in_transaction();
     }
 
-    /// Updates what depends on [`Core::in_transaction`].
+    /// Updates the state that depends on [`Core::in_transaction`].
     fn update_in_transaction(&mut self) {
         self.update_observe();
         self.follow_transactions();
@@ -202,7 +204,7 @@ impl Core {
 
 /// Accesses to memory.
 impl Core {
-    /// Loads within a page.
+    /// Loads bytes within a page in a transaction.
     pub(crate) fn load_in_transaction(&mut self, gpa: u64, data: &mut [u8]) -> Result<(), Fault> {
         if data.is_empty() {
             return Ok(());
@@ -219,14 +221,14 @@ impl Core {
         Ok(())
     }
 
-    /// Stores within a page.
+    /// Stores bytes within a page in a transaction.
     pub(crate) fn store_in_transaction(&mut self, gpa: u64, data: &[u8]) -> Result<(), Fault> {
         if data.is_empty() {
             return Ok(());
         }
         let page = self.memory.page(gpa).filter(|page| page.writable);
         let page = page.ok_or(NOT_ALLOWED)?;
-        // The bytes are code that was decoded, maybe for this transaction.
+        // The bytes are code that was decoded, perhaps in this transaction.
         if page.code_marks() != 0 && self.code.covers(gpa, data.len()) == Some(true) {
             return Err(NOT_ALLOWED);
         }

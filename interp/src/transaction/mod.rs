@@ -1,8 +1,9 @@
-//! Restricted transactional memory: XBEGIN, XEND and XABORT, what they save and undo, and the accesses
-//! of transactions. SDM Vol. 1, "Programming with Intel Transactional Synchronization Extensions".
+//! Restricted transactional memory: XBEGIN, XEND, XABORT and their accesses.
+//!
+//! SDM Vol. 1, "Programming with Intel Transactional Synchronization Extensions".
 //!
 //! Code in a transaction is decoded separately: instructions that cannot be part of one become
-//! operations that abort it. Its accesses all take the slow path, which leads to [`shared`]. No
+//! operations that abort it. All of its accesses take the slow path, which leads to [`shared`]. No
 //! transaction is open outside [`crate::Vcpu::run`].
 
 mod checked;

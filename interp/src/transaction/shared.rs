@@ -1,10 +1,12 @@
-//! The open transactions of all processors of a machine: the lines that each has read and written, and
-//! its stores.
+//! The open transactions of all processors of a machine.
 //!
-//! A transaction's stores stay here until it commits, so memory never holds a store that may be undone.
-//! While a transaction is open, every processor checks each of its memory accesses for a conflict here.
-//! While none is open, no processor does. The processor that begins a transaction therefore waits until
-//! all others check their accesses: each publishes in its [`AccessState`] whether it does.
+//! Each has the lines that it has read and written, and its stores. The stores stay here until the
+//! transaction commits, so memory never holds a store that may be undone.
+//!
+//! While a transaction is open, every processor checks each of its memory accesses for a conflict
+//! here. While none is open, no processor does. The processor that begins a transaction therefore
+//! waits until all others check their accesses: each publishes in its [`AccessState`] whether it
+//! does.
 
 #![expect(
     clippy::cast_possible_truncation,
@@ -32,9 +34,9 @@ const BEGIN_TIMEOUT: Duration = Duration::from_millis(10);
 
 /// The processor runs no guest code.
 const OUTSIDE: u8 = 0;
-/// It accesses memory without checking for conflicts.
+/// The processor accesses memory without checking for conflicts.
 const UNCHECKED: u8 = 1;
-/// It checks each access for a conflict.
+/// The processor checks each access for a conflict.
 const CHECKED: u8 = 2;
 
 /// How a processor accesses memory at present, for the other processors to read.
@@ -50,7 +52,8 @@ impl AccessState {
             if self.0.load(Ordering::Relaxed) == UNCHECKED {
                 return false;
             }
-            // Either a transaction that begins now reads this store, or `closed` below returns false.
+            // Either a transaction that begins now reads this store, or `closed` returns false
+            // below.
             self.0.store(UNCHECKED, Ordering::SeqCst);
             if closed() {
                 return false;
@@ -199,9 +202,9 @@ impl OpenTransaction {
     }
 }
 
-/// The open transaction of a processor that accesses these bytes.
+/// Returns the open transaction of a processor that accesses these bytes.
 ///
-/// Other transactions that conflict with the access are lost.
+/// Other transactions that conflict with the access lose and must abort.
 fn begin_access<'a>(
     regions: &'a mut [OpenTransaction],
     access_state: &Arc<AccessState>,
@@ -241,8 +244,10 @@ impl Shared {
         access_state
     }
 
-    /// Opens a transaction. Returns false, and opens none, if another processor does not begin to check
-    /// its accesses within [`BEGIN_TIMEOUT`].
+    /// Opens a transaction.
+    ///
+    /// Returns false, and opens none, if another processor does not begin to check its accesses
+    /// within [`BEGIN_TIMEOUT`].
     pub(crate) fn begin(&self, access_state: &Arc<AccessState>) -> bool {
         lock(&self.regions).push(OpenTransaction::new(Arc::clone(access_state)));
         self.open.fetch_add(1, Ordering::SeqCst);
@@ -330,7 +335,9 @@ impl Shared {
         })
     }
 
-    /// Commits a transaction. `store` writes each of its stores to memory; all become visible at once.
+    /// Commits a transaction; all of its stores become visible at once.
+    ///
+    /// `store` writes each of them to memory.
     pub(crate) fn commit(
         &self,
         access_state: &Arc<AccessState>,
@@ -346,7 +353,7 @@ impl Shared {
         let result = if region.lost {
             Err(AccessAbort::Conflict)
         } else {
-            // By address, because the order of the map is random.
+            // Sort by address, because the order of the map is random.
             let mut writes: Vec<_> = region.writes.iter().collect();
             writes.sort_unstable_by_key(|(line, _)| **line);
             for (line, written) in writes {
@@ -361,8 +368,10 @@ impl Shared {
         result
     }
 
-    /// Prepares an access outside of transactions. Those that it conflicts with are lost, and none
-    /// continues until the returned guard is dropped.
+    /// Prepares an access outside of transactions.
+    ///
+    /// Transactions that conflict with it lose, and none continues until the returned guard is
+    /// dropped.
     pub(crate) fn hold(&self, gpa: u64, len: usize, write: bool) -> TransactionHold<'_> {
         let mut regions = lock(&self.regions);
         for region in regions.iter_mut() {
@@ -371,7 +380,7 @@ impl Shared {
         TransactionHold(regions)
     }
 
-    /// Handles a write by a device or by a page walk: transactions that conflict with it are lost.
+    /// Handles a write by a device or a page walk: transactions that conflict lose.
     pub(crate) fn written(&self, gpa: u64, len: usize) {
         if self.open.load(Ordering::SeqCst) != 0 {
             drop(self.hold(gpa, len, true));

@@ -1,4 +1,4 @@
-//! Codes of instructions by operation, and by operand size: 1, 2, 4 and 8 bytes.
+//! Instruction codes by operation, and by operand size: 1, 2, 4 and 8 bytes.
 
 use iced_x86::Code;
 

@@ -1,5 +1,7 @@
-//! Translated code does what the interpreter does: random programs run in both, in slices of random
-//! length, and have the same registers, flags, memory and branches at the end of each slice.
+//! Compares translated code with the interpreter on random programs.
+//!
+//! Both tiers run each program in slices of random length. At the end of each slice, registers,
+//! flags, memory and recorded branches must be the same.
 #![cfg(not(any(miri, hindsight_sanitizer)))]
 #![expect(
     clippy::cast_possible_truncation,
@@ -28,7 +30,7 @@ const CODE: u64 = 0x5000;
 const DATA: u64 = 0x10_0000;
 const STACK: u64 = 0x18_0000;
 
-/// A program and the registers with which it begins.
+/// Returns a random program, and the state in which it begins.
 fn program(seed: u64) -> (Vec<u8>, CpuState) {
     let mut random = Random(seed);
     let mut state = CpuState::long_mode(0x1000, CODE, STACK);
@@ -112,8 +114,9 @@ fn snapshot((vcpu, platform, memory): &mut Machine) -> (CpuState, Vec<u64>, Vec<
     (state, registers, data)
 }
 
-/// Runs a program in both tiers; returns how many instructions ran in translated code, and how many
-/// in all.
+/// Runs a program in both tiers, and compares the results after each slice.
+///
+/// Returns how many instructions ran in translated code, and how many in all.
 fn compare(seed: u64) -> (u64, u64) {
     let (code, state) = program(seed);
     let mut interpreted = machine(&code, &state, seed, u64::MAX);
@@ -151,7 +154,7 @@ fn random_programs_do_the_same_in_both_tiers() {
         .ok()
         .and_then(|n| n.parse().ok())
         .unwrap_or(0);
-    // Instructions that were translated, and all, in programs with LBR and in those without.
+    // Sums of translated and of all instructions, for programs with LBR and without.
     let mut sums = [(0, 0); 2];
     for seed in first..first + count.unwrap_or(3000) {
         let (translated, all) = compare(seed);

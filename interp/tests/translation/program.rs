@@ -1,11 +1,11 @@
-//! Random programs.
+//! Generates random programs.
 
 use super::CODE;
 use super::codes::{BITS, CMOV, EXCHANGE, R_RM, RM_IMM, RM_R, SET, SHIFT, SHIFT_CL, UNARY};
 use super::random::Random;
 use iced_x86::{Code, Encoder, Instruction, MemoryOperand, Register};
 
-/// A random program: a loop whose body is random instructions.
+/// A random program: a loop with a body of random instructions.
 pub struct Program {
     pub random: Random,
     pub code: Vec<u8>,
@@ -29,7 +29,7 @@ impl Program {
         }
     }
 
-    /// A general register that may be written.
+    /// Returns a random general register that programs may write.
     pub fn register(&mut self, size: usize) -> Register {
         loop {
             let n = u32::try_from(self.random.below(16)).unwrap_or(0);
@@ -43,7 +43,7 @@ impl Program {
 
     fn memory(&mut self) -> MemoryOperand {
         if self.random.chance(300) {
-            // Most often not canonical, or beyond what is mapped: the program ends there.
+            // The address is most often not canonical or not mapped: the program then ends here.
             return MemoryOperand::with_base_index(self.base, self.register(8));
         }
         let displacement = match self.random.below(12) {
@@ -107,7 +107,7 @@ impl Program {
             }
             26 => self.call(),
             27 => self.test(a, b, n),
-            // Executed by the interpreter: code is left and entered.
+            // The interpreter executes this instruction, so translated code is left and entered.
             28 => {
                 self.add(Instruction::with2(
                     Code::Xchg_rm64_r64,
@@ -122,7 +122,7 @@ impl Program {
         }
     }
 
-    /// A locked instruction, or one that exchanges with memory.
+    /// Adds a locked instruction, or one that exchanges with memory.
     fn atomic(&mut self, register: Register, n: usize, index: usize) {
         let size = SIZES[index] as u64;
         let aligned = !self.random.chance(20);
@@ -144,7 +144,7 @@ impl Program {
         }));
     }
 
-    /// A division, most often of a dividend that fits.
+    /// Adds a division, whose quotient most often fits.
     fn divide(&mut self, divisor: Register) {
         let taken = [Register::RAX, Register::RDX];
         if taken.contains(&self.base) || taken.contains(&self.counter) {
@@ -181,7 +181,7 @@ impl Program {
         }
     }
 
-    /// Scans and other instructions on bits.
+    /// Adds a bit scan or another instruction on bits.
     fn bits(&mut self, a: Register, b: Register) {
         let code = self.random.pick(&BITS);
         let info = code.op_code();
@@ -340,14 +340,14 @@ impl Program {
         };
     }
 
-    /// A call of the next instruction but one, which returns.
+    /// Adds a function that returns, and a call of it.
     fn call(&mut self) {
         // call +2; jmp over the function; function: inc of a register; ret
         self.code.extend([0xe8, 2, 0, 0, 0, 0xeb, 4]);
         self.code.extend([0x48, 0xff, 0xc0 | self.free_low(), 0xc3]);
     }
 
-    /// The number of one of the first registers that may be written.
+    /// Returns the number of the first register that programs may write.
     fn free_low(&self) -> u8 {
         let free = [0_u8, 1, 2, 3].into_iter().find(|n| {
             let r = Register::RAX + u32::from(*n);
@@ -356,7 +356,7 @@ impl Program {
         free.unwrap_or(0)
     }
 
-    /// A conditional branch over the next instruction.
+    /// Adds a conditional branch over the next instruction.
     fn skip(&mut self) {
         let condition = self.random.below(16) as u8;
         self.code.extend([0x70 | condition, 0]);

@@ -24,7 +24,7 @@ impl Random {
         from[usize::try_from(self.below(from.len() as u64)).unwrap_or(0)]
     }
 
-    /// A number that is often small, a power of two, or close to an end of its range.
+    /// Returns a number that is often small, a power of two, or a limit of its range.
     pub fn value(&mut self) -> u64 {
         match self.below(5) {
             0 => self.below(4),

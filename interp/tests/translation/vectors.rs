@@ -1,4 +1,4 @@
-//! Random vector instructions, and the registers with which they begin.
+//! Generates random vector instructions and initial vector registers.
 
 use super::program::Program;
 use super::random::Random;
@@ -8,8 +8,7 @@ use iced_x86::{
 };
 use std::sync::OnceLock;
 
-/// Instructions of SSE to AVX-512 and their relatives that this host executes, but for those with
-/// MMX registers.
+/// Returns the vector instructions that this host has, without those on MMX.
 fn codes() -> &'static [Code] {
     static CODES: OnceLock<Vec<Code>> = OnceLock::new();
     CODES.get_or_init(|| {
@@ -50,7 +49,7 @@ fn host_has(feature: F) -> bool {
     }
 }
 
-/// What an operand may be.
+/// The kinds of operand that an instruction allows.
 #[derive(Clone, Copy)]
 struct Choice {
     register: Option<Register>,
@@ -132,7 +131,7 @@ pub fn add_instruction(program: &mut Program) {
     program.add(Ok(i));
 }
 
-/// A floating-point number that is often special.
+/// Returns a floating-point number that is often a special value.
 fn number(random: &mut Random) -> u64 {
     let special = [0, 1, 0x7ff0, 0x7ff8, 0x8000, 0xfff0, 0x3ff0, 0xbff0, 0x0010];
     let short = [0, 0x7f80, 0xff80, 0x8000, 0x3f80, 0x7fc0, 0x0080, 1];
@@ -144,7 +143,7 @@ fn number(random: &mut Random) -> u64 {
     }
 }
 
-/// Lets a program use the vector registers, which have random contents.
+/// Enables the vector registers and fills them with random values.
 pub fn enable(state: &mut CpuState, random: &mut Random) {
     const OSFXSR: u64 = 1 << 9;
     const OSXMMEXCPT: u64 = 1 << 10;

@@ -1,4 +1,4 @@
-//! Arithmetic, and other instructions that set the flags.
+//! Emits arithmetic and other instructions that set the flags.
 
 use super::flags::{A, B, Source, immediate, operand_size};
 use super::same::redirect;
@@ -8,11 +8,11 @@ use crate::asm::{ADDR, Jump32, RAX, RCX, Rm, TEMP, jcc};
 use crate::flags::FlagKind;
 use iced_x86::{Instruction, Mnemonic as M, OpKind};
 
-/// Memory at R10.
+/// The memory operand, whose host address is in R10.
 const MEMORY: Rm = Rm::At(ADDR, 0);
 
 impl Emitter<'_> {
-    /// ADD, OR, ADC, SBB, AND, SUB, XOR, CMP.
+    /// Emits ADD, OR, ADC, SBB, AND, SUB, XOR or CMP.
     pub(super) fn arithmetic(&mut self, step: &UnitStep, n: u8) -> Result<(), Retry> {
         let i = &step.insn;
         let size = operand_size(i);
@@ -46,7 +46,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// TEST.
+    /// Emits TEST.
     pub(super) fn test(&mut self, step: &UnitStep) -> Result<(), Retry> {
         let i = &step.insn;
         let size = operand_size(i);
@@ -65,7 +65,7 @@ impl Emitter<'_> {
         }
         match (target, source) {
             (Rm::Reg(host), Source::Rm(memory @ Rm::Fixed(_))) => {
-                // TEST has no other direction, but its operands can be exchanged.
+                // TEST has no form with a memory source, but its operands are interchangeable.
                 self.asm.sized(0x85, size, host.0, memory);
             }
             _ => self.compare(StepKind::Test, size, target, source),
@@ -73,8 +73,10 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// The operands, with the value of one in memory in R11 if it is stored for the flags. A second
-    /// operand that is a spilled register is stored first, while R11 is free.
+    /// Returns both operands, with a memory operand loaded into R11 if `stores`.
+    ///
+    /// A second operand that is a spilled register is stored in the context here, because R11 is
+    /// still free.
     fn memory_to_registers(&mut self, i: &Instruction, size: u8, stores: bool) -> (Rm, Source) {
         let value = |this: &mut Self| {
             if stores {
@@ -100,11 +102,12 @@ impl Emitter<'_> {
         (value(self), source)
     }
 
-    /// Stores both operands and the record.
+    /// Stores both operands and the flag record in the context.
     fn store_operands(&mut self, kind: FlagKind, size: u8, a: Rm, b: Source) {
         let in_temp = |rm| rm == Rm::Reg(TEMP);
         let b_in_temp = matches!(b, Source::Rm(rm) if in_temp(rm));
-        // One of the two scratch registers is free, but for a value in memory and a spilled register.
+        // One scratch register is free, unless R11 holds a memory operand and the other operand is
+        // a spilled register.
         let scratch = if b_in_temp { ADDR } else { TEMP };
         match b {
             Source::Rm(Rm::Fixed(_)) if in_temp(a) => {
@@ -118,7 +121,7 @@ impl Emitter<'_> {
         }
     }
 
-    /// The operation itself.
+    /// Emits the operation itself.
     fn compute(&mut self, n: u8, size: u8, target: Rm, source: Source) {
         match (target, source) {
             (_, Source::Immediate(value)) => self.asm.alu_imm(n, size, target, value),
@@ -143,7 +146,7 @@ impl Emitter<'_> {
         }
     }
 
-    /// INC, DEC, NEG, shifts, multiplications, bit tests and counts.
+    /// Emits INC, DEC, NEG, shifts, multiplications, bit tests and bit counts.
     pub(super) fn producer(&mut self, step: &UnitStep) -> Result<(), Retry> {
         let mut i = step.insn;
         let size = operand_size(&i);
@@ -162,7 +165,7 @@ impl Emitter<'_> {
         }
         let mut value = None;
         if let Some(n) = operand.filter(|_| stores) {
-            // On a copy of the value, which is stored for the flags.
+            // Operate on a copy in R11, because the value is also stored for the flags.
             let width = u8::try_from(i.memory_size().size()).unwrap_or(8);
             self.asm.load(width, TEMP, MEMORY);
             i.set_op_kind(n, OpKind::Register);
@@ -190,7 +193,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// BSF or BSR. A source of 0 keeps the destination, all of it.
+    /// Emits BSF or BSR. A source of 0 keeps the whole destination.
     pub(super) fn scan(&mut self, step: &UnitStep, reverse: bool) -> Result<(), Retry> {
         let i = &step.insn;
         let size = operand_size(i);
@@ -226,15 +229,16 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Whether an operand is a register that is in memory.
+    /// Whether an operand is a spilled register.
     fn uses_spilled(&self, i: &Instruction) -> bool {
         (0..i.op_count()).any(|n| {
             i.op_kind(n) == OpKind::Register && !matches!(self.home(i.op_register(n)), Rm::Reg(_))
         })
     }
 
-    /// Stores what the flags follow from and the instruction overwrites. Returns a jump over the
-    /// stores, for a count that may be 0.
+    /// Stores the values for the flags that the instruction will overwrite.
+    ///
+    /// Returns a jump that skips the stores, for a shift by CL whose count may be 0.
     fn store_before(&mut self, step: &UnitStep, size: u8, value: Option<Rm>) -> Option<Jump32> {
         let i = &step.insn;
         let first = value.unwrap_or_else(|| self.home(i.op0_register()));
@@ -279,7 +283,7 @@ impl Emitter<'_> {
         None
     }
 
-    /// Stores what the flags follow from and the instruction has computed.
+    /// Stores the values for the flags that the instruction has computed.
     fn store_after(&mut self, step: &UnitStep, size: u8, value: Option<Rm>) {
         let i = &step.insn;
         match step.kind {

@@ -1,4 +1,4 @@
-//! Instructions that read and write memory in one step, most of them locked.
+//! Emits atomic read-modify-writes of memory, most of them locked.
 
 use super::flags::operand_size;
 use super::same::redirect;
@@ -12,8 +12,10 @@ use iced_x86::Mnemonic as M;
 const NOT_EQUAL: u8 = 5;
 
 impl Emitter<'_> {
-    /// An instruction with LOCK, or XCHG, XADD or CMPXCHG, on memory. Operands that are not aligned
-    /// are left to the caller, whose processors synchronize such accesses by other means.
+    /// Emits an instruction with LOCK, or XCHG, XADD or CMPXCHG, on memory.
+    ///
+    /// An operand that is not aligned leaves the unit before the instruction: the caller has its
+    /// own way to make such accesses atomic.
     pub(super) fn atomic(&mut self, step: &UnitStep) -> Result<(), Retry> {
         let mut i = step.insn;
         let size = operand_size(&i);
@@ -43,7 +45,9 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// INC or DEC with LOCK, by LOCK XADD, which returns the value that the flags follow from.
+    /// Emits a locked INC or DEC as LOCK XADD.
+    ///
+    /// XADD returns the old value, from which the result for the flags is computed.
     fn atomic_step(&mut self, decrement: bool, size: u8, stores: bool) {
         self.asm
             .constant(TEMP, if decrement { u64::MAX } else { 1 });

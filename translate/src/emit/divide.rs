@@ -1,4 +1,4 @@
-//! Divisions: what may fault is left to the caller.
+//! Emits divisions; one that may fault is left to the caller.
 
 use super::flags::operand_size;
 use super::{Emitter, Late, Retry};
@@ -14,7 +14,7 @@ const NOT_EQUAL: u8 = 5;
 const BELOW_OR_EQUAL: u8 = 6;
 
 impl Emitter<'_> {
-    /// DIV or IDIV of 32 or 64 bits. The guest's flags are kept.
+    /// Emits DIV or IDIV of 32 or 64 bits. The guest's flags are kept.
     pub(super) fn divide(&mut self, step: &UnitStep, signed: bool) -> Result<(), Retry> {
         let i = &step.insn;
         let size = operand_size(i);
@@ -43,7 +43,10 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Leaves unless the dividend is a sign-extended half and the divisor neither 0 nor -1.
+    /// Leaves the unit before an IDIV that may fault.
+    ///
+    /// It cannot fault if the dividend is sign-extended from its lower half and the divisor is
+    /// neither 0 nor -1.
     fn check_signed(&mut self, step: &UnitStep, size: u8, divisor: Host) {
         self.asm.lea(ADDR, divisor, 1);
         self.asm.alu_imm(7, size, Rm::Reg(ADDR), 1);
@@ -56,7 +59,7 @@ impl Emitter<'_> {
         self.leave_if(step, NOT_EQUAL);
     }
 
-    /// Leaves before the instruction if a condition holds.
+    /// Leaves the unit before the instruction if a condition holds.
     pub(super) fn leave_if(&mut self, step: &UnitStep, condition: u8) {
         let from = self.asm.jump(&jcc(condition));
         let point = self.instruction(step.block, step.index, None);

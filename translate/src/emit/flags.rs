@@ -1,4 +1,6 @@
-//! The arithmetic flags: what is stored for exits, and where instructions find them.
+//! Stores the values for the arithmetic flags, and keeps host flags for readers.
+//!
+//! "Sunk" stores are those that are made at the unit's edges instead of after the instruction.
 
 use super::{Emitter, Retry};
 use crate::analysis::{ARITHMETIC, FlagVisibility, StepKind, UnitStep, accesses_memory};
@@ -23,7 +25,7 @@ pub(super) enum Source {
     Immediate(i32),
 }
 
-/// Size in bytes of the first operand.
+/// Returns the size of the first operand in bytes.
 pub(super) fn operand_size(i: &Instruction) -> u8 {
     let size = match i.op0_kind() {
         OpKind::Register => i.op0_register().size(),
@@ -32,7 +34,7 @@ pub(super) fn operand_size(i: &Instruction) -> u8 {
     u8::try_from(size).unwrap_or(8)
 }
 
-/// The second operand as a number of `size` bytes, sign-extended.
+/// Returns the immediate second operand, sign-extended from `size` bytes.
 #[expect(clippy::cast_possible_truncation, reason = "cut to the operand size")]
 pub(super) fn immediate(i: &Instruction, size: u8) -> i32 {
     let value = i.immediate(1);
@@ -44,12 +46,12 @@ pub(super) fn immediate(i: &Instruction, size: u8) -> i32 {
 }
 
 impl Emitter<'_> {
-    /// Stores a value in a field of the context; R11 is lost if it is in memory.
+    /// Stores a value in a field of the context; clobbers R11 if it is in memory.
     pub(super) fn store_field(&mut self, field: usize, value: Rm) {
         self.store_field_by(field, value, TEMP);
     }
 
-    /// The same with another register to be lost.
+    /// Like [`Self::store_field`], but clobbers `scratch`.
     pub(super) fn store_field_by(&mut self, field: usize, value: Rm, scratch: Host) {
         let host = match value {
             Rm::Reg(host) => host,
@@ -62,13 +64,13 @@ impl Emitter<'_> {
         self.asm.store(8, to, host);
     }
 
-    /// Stores the record of a kind, without a second value.
+    /// Stores the record of an operation, without a second operand in it.
     pub(super) fn store_record(&mut self, kind: FlagKind, size: u8) {
         let to = self.context(RECORD);
         self.asm.store_imm(4, to, record(kind, size, None));
     }
 
-    /// Stores the second value, and the record of a kind; `scratch` may be lost.
+    /// Stores the second operand and the record of an operation; clobbers `scratch`.
     pub(super) fn store_second(&mut self, kind: FlagKind, size: u8, b: Source, scratch: Host) {
         let mut small = None;
         match b {
@@ -85,19 +87,19 @@ impl Emitter<'_> {
         self.asm.store_imm(4, to, record(kind, size, small));
     }
 
-    /// Stores the carry flag of the host.
+    /// Stores the host's CF as the carry of the record.
     pub(super) fn store_carry(&mut self) {
         let to = self.context(CARRY);
         self.asm.set(2, to);
     }
 
-    /// Stores the overflow flag of the host as the carry.
+    /// Stores the host's OF as the carry of the record.
     pub(super) fn store_overflow(&mut self) {
         let to = self.context(CARRY);
         self.asm.set(0, to);
     }
 
-    /// Stores the carry flag of the host, which BT has set apart from the others.
+    /// Stores the host's CF on its own: a bit test keeps the other flags.
     pub(super) fn store_bit(&mut self) {
         let to = self.context(CF);
         self.asm.set(2, to);
@@ -112,7 +114,7 @@ impl Emitter<'_> {
         self.asm.store_imm(1, to, step_byte(decrement, size));
     }
 
-    /// The operands of an instruction without a memory operand.
+    /// Returns the operands of an instruction without a memory operand.
     fn operands(&self, i: &Instruction) -> (Rm, Source) {
         let source = match i.op1_kind() {
             OpKind::Register => Source::Rm(self.home(i.op1_register())),
@@ -121,7 +123,9 @@ impl Emitter<'_> {
         (self.home(i.op0_register()), source)
     }
 
-    /// Whether the flags of a step are stored at edges: its operands are still there.
+    /// Whether the flag values of a step are stored at edges, not after the step.
+    ///
+    /// This needs its operands, or its result, to keep their values until the edges.
     pub(super) fn sinks(&self, at: usize) -> bool {
         let step = &self.analysis.steps[at];
         if step.visibility != FlagVisibility::AtEdges || accesses_memory(&step.insn) {
@@ -149,7 +153,7 @@ impl Emitter<'_> {
             && (!two || i.op1_kind() != OpKind::Register || keeps(i.op1_register()))
     }
 
-    /// Stores the flags that are stored at edges, for an edge that `before` steps precede.
+    /// Emits the sunk stores of an edge that comes after `before` steps.
     pub(super) fn sunk_stores(&mut self, before: usize) {
         let steps = &self.analysis.steps[..before];
         let first = steps
@@ -184,7 +188,7 @@ impl Emitter<'_> {
         }
     }
 
-    /// Whether the flags of the step that is emitted are stored now.
+    /// Whether the current step stores its flag values itself.
     pub(super) fn stores_now(&self) -> Result<bool, Retry> {
         let step = &self.analysis.steps[self.at];
         if step.visibility == FlagVisibility::No || self.sinks(self.at) {
@@ -192,13 +196,13 @@ impl Emitter<'_> {
         }
         let partial = step.flags.written & ARITHMETIC != ARITHMETIC;
         if partial && self.has_sunk() {
-            // The store at an edge would undo this one.
+            // The sunk store at an edge would overwrite this one.
             return self.cannot();
         }
         Ok(true)
     }
 
-    /// Whether flags that were set before the step that is emitted are stored at edges.
+    /// Whether a sunk store holds flags that were set before the current step.
     fn has_sunk(&self) -> bool {
         let steps = &self.analysis.steps[..self.at];
         let first = steps
@@ -208,7 +212,9 @@ impl Emitter<'_> {
         (first..self.at).any(|at| self.sinks(at))
     }
 
-    /// Makes flags of the host those of the guest. R11 may be lost.
+    /// Emits code that gets these guest flags into the host's flags.
+    ///
+    /// Clobbers R11. If that is impossible, the unit must be emitted again, with the flags saved.
     pub(super) fn need(&mut self, flags: u32) -> Result<(), Retry> {
         if flags & !self.valid == 0 {
             return Ok(());
@@ -233,7 +239,7 @@ impl Emitter<'_> {
         Err(Retry::Save(producer))
     }
 
-    /// Repeats a comparison whose operands are still there.
+    /// Emits a comparison again, if its operands still have their values.
     fn compare_again(&mut self, producer: usize, flags: u32) -> bool {
         let step = self.analysis.steps[producer];
         let i = &step.insn;
@@ -253,13 +259,13 @@ impl Emitter<'_> {
         true
     }
 
-    /// Flags that steps after one have changed.
+    /// Returns the flags that steps between `producer` and the current one may change.
     fn changed_since(&self, producer: usize) -> u32 {
         let later = &self.analysis.steps[producer + 1..self.at];
         later.iter().fold(0, |flags, s| flags | s.flags.changed)
     }
 
-    /// CMP or TEST of registers, those in memory included; R11 may be lost.
+    /// Emits CMP or TEST of a register, which may be spilled; clobbers R11.
     pub(super) fn compare(&mut self, kind: StepKind, size: u8, a: Rm, b: Source) {
         let b = match b {
             Source::Rm(Rm::Reg(host)) => host,
@@ -282,7 +288,7 @@ impl Emitter<'_> {
         }
     }
 
-    /// TEST with an immediate.
+    /// Emits TEST with an immediate.
     pub(super) fn test_immediate(&mut self, size: u8, a: Rm, value: i32) {
         let len = size.min(4);
         let opcode = if size == 1 { 0xf6 } else { 0xf7 };
@@ -290,7 +296,7 @@ impl Emitter<'_> {
         self.asm.bytes(&value.to_le_bytes()[..usize::from(len)]);
     }
 
-    /// Saves the flags of the host after a step, if a later one needs them.
+    /// Saves the host's flags after the current step, if a later step needs them.
     pub(super) fn save_flags(&mut self) {
         if !self.saves.contains(&self.at) {
             return;
@@ -304,7 +310,7 @@ impl Emitter<'_> {
         self.saved = Some((self.at, self.valid));
     }
 
-    /// Loads the flags that were saved. R10 is kept.
+    /// Loads the host flags that `save_flags` saved. Clobbers R11, keeps R10.
     fn restore_flags(&mut self) {
         self.asm.load(8, TEMP, Rm::Reg(RAX));
         let from = self.context(SAVED);

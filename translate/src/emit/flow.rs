@@ -1,4 +1,4 @@
-//! Branches, and how units lead to each other.
+//! Emits branches, edges and the jumps between units.
 
 use super::memory::STACK;
 use super::same::redirect;
@@ -15,7 +15,7 @@ const SAVED_ENTRY: usize = offset_of!(Context, target);
 const NEXT: usize = offset_of!(Context, branch_next);
 const DUE: usize = offset_of!(Context, branch_due);
 const END_STAMP: usize = offset_of!(Context, end_stamp);
-/// Bytes of a branch in the buffer: addresses, time stamp, and what else is known of it.
+/// Size of a branch record in bytes: two addresses, time stamp and attributes.
 pub(crate) const BRANCH_BYTES: i32 = 24;
 
 /// Condition "negative".
@@ -26,7 +26,7 @@ const NOT_EQUAL: u8 = 5;
 const ABOVE_OR_EQUAL: u8 = 3;
 
 impl Emitter<'_> {
-    /// Whether the unit goes on with the block after a step's.
+    /// Whether the unit contains a block after the one of a step.
     fn goes_on(&self, step: &UnitStep) -> bool {
         step.block + 1 < self.analysis.blocks
     }
@@ -77,7 +77,7 @@ impl Emitter<'_> {
         }
     }
 
-    /// Pushes the return address.
+    /// Emits a push of the return address.
     fn push_return(&mut self, step: &UnitStep) {
         self.asm.lea(ADDR, STACK, -8);
         self.find(8, true);
@@ -114,7 +114,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// The target of an indirect branch, in R10.
+    /// Loads the target of an indirect branch into R10.
     fn indirect_target(&mut self, step: &UnitStep) -> Result<(), Retry> {
         let mut i = step.insn;
         if i.op0_kind() == OpKind::Register {
@@ -128,8 +128,10 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Looks the RIP in R10 up in the jump cache: its entry's offset is in R11. Leaves the unit before
-    /// the instruction if the cache does not have it.
+    /// Looks up the RIP in R10 in the jump cache.
+    ///
+    /// The offset of its entry is then in R11. If the cache does not contain it, the unit is left
+    /// before the instruction.
     fn find_jump(&mut self, step: &UnitStep) {
         self.asm.load(4, TEMP, Rm::Reg(ADDR));
         let mask = i32::try_from(JUMPS - 1).unwrap_or(0);
@@ -148,8 +150,9 @@ impl Emitter<'_> {
         self.valid = 0;
     }
 
-    /// Records an indirect branch, and enters the jump cache's entry at the offset in R11. The target
-    /// is in R10.
+    /// Records an indirect branch, and jumps to the unit of a jump cache entry.
+    ///
+    /// The offset of the entry is in R11, the branch's target in R10.
     fn enter_found(&mut self, step: &UnitStep, kind: BranchKind) {
         if self.source.branch_format.is_some() {
             let saved = self.context(SAVED_ENTRY);
@@ -216,7 +219,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Records the branch of an edge, within the unit.
+    /// Emits the record of an edge's branch, if branches are recorded.
     fn record_branch(&mut self, edge: &UnitEdge) {
         let Some((from, kind)) = edge.branch else {
             return;
@@ -239,8 +242,10 @@ impl Emitter<'_> {
         self.valid = 0;
     }
 
-    /// Adds a branch to the buffer; without a constant target, that is in R10. Compares the buffer's
-    /// next entry with the one at which branches must be handled.
+    /// Adds a branch to the buffer, and compares its next entry with the limit.
+    ///
+    /// The target is in R10 if `to` is `None`. After the comparison, "above or equal" means that
+    /// the caller must process the buffer.
     fn record(&mut self, from: u64, to: Option<u64>, kind: BranchKind, rest: u32) {
         let Some(branch_format) = self.source.branch_format else {
             return;
@@ -268,7 +273,7 @@ impl Emitter<'_> {
         self.valid = 0;
     }
 
-    /// Stores a constant at a distance from R11; R10 may be lost.
+    /// Stores a constant at a displacement from R11; may clobber R10.
     fn store_constant(&mut self, distance: i8, value: u64) {
         match i32::try_from(value.cast_signed()) {
             Ok(small) => self.asm.store_imm(8, Rm::At(TEMP, distance), small),
@@ -279,7 +284,7 @@ impl Emitter<'_> {
         }
     }
 
-    /// Leads to another unit, or out.
+    /// Emits an edge: a jump to another unit, or an exit.
     pub(super) fn edge(&mut self, edge: UnitEdge) {
         self.record_branch(&edge);
         let page = self.source.blocks[0].rip >> 12;
@@ -292,7 +297,7 @@ impl Emitter<'_> {
         self.valid = 0;
     }
 
-    /// An edge that can be linked to a unit.
+    /// Emits an edge within the page, which can be linked to a unit.
     fn link(&mut self, edge: &UnitEdge) {
         let start = self.asm.pos();
         self.sunk_stores(edge.before);
@@ -328,7 +333,7 @@ impl Emitter<'_> {
         });
     }
 
-    /// A jump to a constant RIP, through the jump cache.
+    /// Emits a jump to a constant RIP in another page, through the jump cache.
     fn jump_constant(&mut self, edge: &UnitEdge) {
         let budget = self.context(BUDGET);
         if edge.rest != 0 {
@@ -364,7 +369,7 @@ impl Emitter<'_> {
         self.asm.encode(&[0xff], 4, 4, code, 0);
     }
 
-    /// Gives back what the target of a jump charged, and leaves.
+    /// Adds R10, which the jump subtracted, back to the budget, and leaves the unit.
     pub(super) fn jump_budget(&mut self, exit: u32, entry: Option<u64>) {
         let budget = self.context(BUDGET);
         self.asm.alu(0, 8, budget, ADDR);
@@ -374,7 +379,7 @@ impl Emitter<'_> {
         self.leave_to_entry(exit);
     }
 
-    /// Leaves for the RIP of the jump cache's entry at the offset in R11.
+    /// Leaves the unit; the next RIP is the tag of the jump cache entry at offset R11.
     fn leave_to_entry(&mut self, exit: u32) {
         self.asm.load(8, ADDR, Rm::Offset(TEMP, self.jumps()));
         let rip = self.context(RIP);
@@ -382,7 +387,7 @@ impl Emitter<'_> {
         self.leave(exit);
     }
 
-    /// Leaves after an indirect branch was recorded.
+    /// Leaves the unit after an indirect branch has filled the branch buffer.
     pub(super) fn branches_indirect(&mut self, exit: u32) {
         let saved = self.context(SAVED_ENTRY);
         self.asm.load(8, TEMP, saved);

@@ -1,4 +1,4 @@
-//! Addresses, their host addresses, and the stack.
+//! Computes guest addresses, looks up their host addresses, and handles the stack.
 
 use super::{Emitter, Late, Retry, named};
 use crate::analysis::UnitStep;
@@ -7,13 +7,13 @@ use crate::layout::{Context, TlbArrays};
 use iced_x86::{Code, Instruction, MemoryOperand, OpKind, Register};
 use std::mem::offset_of;
 
-/// Where the guest's RSP is.
+/// The host register that holds the guest's RSP.
 pub(super) const STACK: Host = Host(15);
-/// Where the guest's RBP is.
+/// The host register that holds the guest's RBP.
 const FRAME: Host = Host(5);
 
 impl Emitter<'_> {
-    /// Adds an instruction in the host's registers.
+    /// Emits an instruction whose registers have been renamed.
     pub(super) fn encode(&mut self, i: &Instruction) -> Result<(), Retry> {
         if self.encoder.encode(i, self.asm.address()).is_err() {
             let _ = self.encoder.take_buffer();
@@ -26,7 +26,9 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// The memory operand with the host's registers, those in memory being loaded into R10 and R11.
+    /// Returns the memory operand in terms of host registers.
+    ///
+    /// Loads a spilled base register into R10 and a spilled index register into R11.
     fn host_operand(&mut self, i: &Instruction) -> MemoryOperand {
         let mut part = |register: Register, scratch: Host| match register {
             Register::None => Register::None,
@@ -60,8 +62,9 @@ impl Emitter<'_> {
         )
     }
 
-    /// The linear address of the memory operand, in R10; R11 is lost. The flags are kept, unless
-    /// the segment has a base.
+    /// Computes the linear address of the memory operand in R10; clobbers R11.
+    ///
+    /// The flags are kept unless the operand is relative to FS or GS.
     fn address(&mut self, i: &Instruction) -> Result<(), Retry> {
         let (base, index) = (i.memory_base(), i.memory_index());
         if base == Register::RIP || (base, index) == (Register::None, Register::None) {
@@ -96,7 +99,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// LEA: the flags are kept.
+    /// Emits LEA, which keeps the flags.
     pub(super) fn lea(&mut self, step: &UnitStep) -> Result<(), Retry> {
         let i = &step.insn;
         let size = i.op0_register().size();
@@ -133,8 +136,9 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Makes R10, a linear address, the host address of `size` bytes there. R11 and the flags are
-    /// lost.
+    /// Replaces the linear address in R10 by the host address of `size` bytes there.
+    ///
+    /// Clobbers R11 and the flags. A TLB miss calls the callback.
     pub(super) fn find(&mut self, size: u8, write: bool) {
         let step = &self.analysis.steps[self.at];
         let point = self.instruction(step.block, step.index, Some((size, write)));
@@ -175,7 +179,7 @@ impl Emitter<'_> {
         self.valid = 0;
     }
 
-    /// The host address of the memory operand, in R10.
+    /// Computes the host address of the memory operand in R10.
     pub(super) fn operand(&mut self, i: &Instruction, write: bool) -> Result<(), Retry> {
         let Ok(size @ 1..=64) = u8::try_from(i.memory_size().size()) else {
             return self.cannot();
@@ -203,7 +207,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// A 64-bit register, in R11 if it is in memory.
+    /// Returns the host register of a guest register; loads a spilled one into R11.
     pub(super) fn value(&mut self, register: Register) -> Host {
         match self.home(register) {
             Rm::Reg(host) => host,

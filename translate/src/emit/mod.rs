@@ -1,9 +1,11 @@
-//! Makes the code of a unit.
+//! Emits the code of a unit.
 //!
-//! The host's registers hold the guest's, but for RSP, which is the host's: the guest's RSP is in
-//! R15, its R15 in R9, and its R9, R10 and R11 are in memory. R10 and R11 are free between
-//! instructions. The host's flags are the guest's right after an instruction has set them; looking an
-//! address up destroys them.
+//! Each guest register is in the host register of the same name, with these exceptions: RSP is the
+//! host's, the guest's RSP is in R15, and its R15 is in R9. The guest's R9, R10 and R11 are
+//! spilled: they are in the context. R10 and R11 are scratch registers between instructions.
+//!
+//! The host's flags equal the guest's directly after an instruction that sets them. A TLB lookup
+//! destroys them.
 
 mod alu;
 mod atomic;
@@ -21,126 +23,137 @@ use crate::vector::VectorLevel;
 use iced_x86::{Encoder, Register};
 use std::mem::offset_of;
 
-/// Fixed addresses that code refers to.
+/// Addresses of the data and of the stubs that units call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Addresses {
-    /// The data.
+    /// Address of the data.
     pub(crate) data: u64,
-    /// Where code is left, with the number of the exit in R11.
+    /// The stub that leaves translated code, with the number of the exit in R11.
     pub(crate) leave: u64,
-    /// What finds the host address for the linear address in R10, with the number of an exit in R11.
+    /// The stub that replaces the linear address in R10 by the host address.
+    ///
+    /// It takes the number of an exit in R11.
     pub(crate) find: u64,
-    /// What loads the guest's vector registers up to a level, from the first one, with the number of
-    /// an exit in R11.
+    /// The stubs that load the guest's vector registers, for each level from SSE on.
+    ///
+    /// They take the number of an exit in R11.
     pub(crate) load_vectors: [u64; 3],
-    /// The host has BMI2.
+    /// Whether the host has BMI2.
     pub(crate) bmi2: bool,
 }
 
-/// How a unit is left.
+/// Where and why a unit is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExitPoint {
-    /// Before an instruction, which the caller executes: block and index. For an access, how many
-    /// bytes it has, and whether it writes.
+    /// Before an instruction that the caller must execute.
+    ///
+    /// `access` is the size in bytes of its memory access, and whether it writes.
     Instruction {
         block: usize,
         index: usize,
         give_back: u32,
         access: Option<(u8, bool)>,
     },
-    /// By an edge that leads to no unit yet.
+    /// At an edge that is not linked.
     Edge { edge: usize },
-    /// By an edge whose unit charges more than is left.
+    /// At an edge whose target has more instructions than the budget has left.
     EdgeBudget { edge: usize },
-    /// By a jump to a constant RIP that the jump cache does not have.
+    /// At a direct jump whose target is not in the jump cache.
     Jump { rip: u64 },
-    /// By a jump whose target charges more than is left. The RIP is in the context.
+    /// At a jump whose target has more instructions than the budget has left.
+    ///
+    /// The RIP is in the context.
     JumpBudget,
-    /// After a recorded branch, because branches must be handled. Without a RIP it is in the context.
+    /// After a branch was recorded that fills the branch buffer.
+    ///
+    /// If `rip` is `None`, the RIP is in the context.
     Branches { rip: Option<u64>, give_back: u32 },
 }
 
-/// A jump from one unit to another one of the same page.
+/// An edge in the code of a unit. Offsets are from the start of the unit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EdgeCode {
     pub(crate) target_rip: u64,
-    /// Offset of the stores of the flags, and their length.
+    /// Offset and length of the stores of the flag values.
     pub(crate) stores: (usize, usize),
-    /// Offset behind the immediate that is taken off the budget.
+    /// Offset after the immediate that is subtracted from the budget.
     pub(crate) charge: usize,
-    /// Offset behind the distance of the jump.
+    /// Offset after the jump's displacement.
     pub(crate) jump: usize,
-    /// Offset of the code that leaves the unit.
+    /// Offset of the code that leaves the unit while the edge is not linked.
     pub(crate) unlinked: usize,
-    /// Instructions that the unit charged but did not execute.
+    /// Instructions that the unit charged but does not execute on this edge.
     pub(crate) rest: u32,
 }
 
 /// Why a unit must be emitted again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retry {
-    /// The flags that a step sets must be saved.
+    /// The host flags after this step must be saved.
     Save(usize),
-    /// The unit must end before a step.
+    /// The unit must end before this step.
     End(usize),
 }
 
-/// Code that is needed rarely; it is placed behind the unit's.
+/// Out-of-line code, which is emitted after the unit's instructions.
 #[derive(Debug)]
 enum Late {
-    /// The TLB does not have an address.
+    /// Handles a TLB miss.
     Find {
         from: Jump32,
         back: usize,
         exit: u32,
         tags: u64,
     },
-    /// The guest's vector registers are not loaded.
+    /// Loads the guest's vector registers.
     LoadVectors { from: Jump32, exit: u32 },
-    /// An exit; before it, the flags are stored that edges before this step store.
+    /// Leaves the unit, after the sunk stores of the first `stores` steps, if any.
     Leave {
         from: Jump32,
         exit: u32,
         stores: Option<usize>,
     },
-    /// Where an edge leads that is not linked.
+    /// Leaves the unit at an edge that is not linked.
     Unlinked {
         from: Jump32,
         exit: u32,
         edge: usize,
     },
-    /// An edge.
+    /// Contains an edge.
     Edge { from: Jump32, edge: UnitEdge },
-    /// The target of a jump charges too much: gives that back. Without an offset of the jump cache's
-    /// entry, it is in R11.
+    /// Leaves the unit because the budget does not cover the target of a jump.
+    ///
+    /// The instructions that were charged for the target are added back. `entry` is the offset of
+    /// the jump cache entry; if it is `None`, the offset is in R11.
     JumpBudget {
         from: Jump32,
         exit: u32,
         entry: Option<u64>,
     },
-    /// The branch buffer is full behind an indirect branch.
+    /// Leaves the unit because an indirect branch has filled the branch buffer.
     BranchesIndirect { from: Jump32, exit: u32 },
 }
 
-/// A way out of a unit whose target is known.
+/// An exit of a unit, or a branch within it, whose target is known.
 #[derive(Clone, Copy, Debug)]
 struct UnitEdge {
     target_rip: u64,
     rest: u32,
-    /// The branch that is taken: its RIP and its kind.
+    /// RIP and kind of the branch to record, if any.
     branch: Option<(u64, BranchKind)>,
-    /// Steps before it count.
+    /// Number of steps before the edge, whose sunk stores it makes.
     before: usize,
 }
 
-/// A unit's code.
+/// The code of a unit. Offsets are from its start.
 #[derive(Debug)]
 pub(crate) struct UnitCode {
     pub(crate) code: Vec<u8>,
-    /// Offset at which units enter that have loaded the vector registers that this one needs.
+    /// Entry for units that have loaded the vector registers that this one needs.
     pub(crate) loaded: usize,
-    /// Offset at which the caller enters, which has loaded them, too, and has counted the run of the
-    /// first block itself.
+    /// Entry for the caller.
+    ///
+    /// The caller has loaded the vector registers, and has counted the run of the first block.
     pub(crate) entry: usize,
     pub(crate) exits: Vec<ExitPoint>,
     pub(crate) edges: Vec<EdgeCode>,
@@ -148,31 +161,31 @@ pub(crate) struct UnitCode {
     pub(crate) vectors: VectorLevel,
 }
 
-/// Numbers from which a unit's exits and edges count.
+/// Numbers of the first exit and the first edge of a unit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FirstNumbers {
     pub(crate) exit: u32,
     pub(crate) edge: usize,
 }
 
-/// Makes the code of a unit.
+/// Emits the code of a unit.
 pub(crate) struct Emitter<'a> {
     asm: Assembler,
     source: &'a UnitSource,
     analysis: &'a UnitAnalysis,
     addresses: Addresses,
-    /// Steps whose flags are saved for later.
+    /// Steps after which the host flags are saved for a later step.
     saves: &'a [usize],
     first: FirstNumbers,
     exits: Vec<ExitPoint>,
     edges: Vec<EdgeCode>,
     late: Vec<Late>,
     encoder: Encoder,
-    /// Flags of the host that are the guest's.
+    /// Flags whose value in the host equals the guest's.
     valid: u32,
-    /// The step whose flags were saved last, and which flags.
+    /// The step after which the host flags were last saved, and which flags are valid.
     saved: Option<(usize, u32)>,
-    /// The step that is emitted.
+    /// Index of the current step.
     at: usize,
 }
 
@@ -202,7 +215,7 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// The code of the unit.
+    /// Emits the unit.
     pub(crate) fn unit(mut self) -> Result<UnitCode, Retry> {
         self.need_vectors();
         let loaded = self.asm.pos();
@@ -263,14 +276,14 @@ impl<'a> Emitter<'a> {
             StepKind::Return => self.return_near(step)?,
         }
         if step.flags.changed != 0 {
-            // Flags that it keeps under a condition are valid if they were.
+            // Flags that the step may keep stay valid if they were valid before.
             self.valid = (self.valid | step.flags.written) & !step.flags.undefined;
             self.save_flags();
         }
         Ok(())
     }
 
-    /// What follows the last instruction, where that does not branch.
+    /// Emits the end of the unit, unless its last instruction is a branch.
     fn end(&mut self) {
         if let Some((block, index)) = self.analysis.stop {
             let exit = self.exit(self.instruction(block, index, None));
@@ -343,13 +356,13 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// Leaves the unit by an exit.
+    /// Emits a jump that leaves the unit by an exit.
     fn leave(&mut self, exit: u32) {
         self.asm.constant(TEMP, exit.into());
         self.asm.jump_to(JMP, self.addresses.leave);
     }
 
-    /// Counts that a block of the unit is entered.
+    /// Emits an increment of a block's run counter.
     fn count_run(&mut self, block: usize) {
         let slot = self.source.blocks[block].run_counter;
         let counter = Rm::Fixed(self.addresses.data + run_offset(slot) as u64);
@@ -357,13 +370,13 @@ impl<'a> Emitter<'a> {
         self.valid = 0;
     }
 
-    /// Numbers an exit.
+    /// Adds an exit and returns its number.
     fn exit(&mut self, point: ExitPoint) -> u32 {
         self.exits.push(point);
         self.first.exit + u32::try_from(self.exits.len() - 1).unwrap_or(u32::MAX)
     }
 
-    /// The exit before an instruction.
+    /// Returns the exit before an instruction.
     fn instruction(&self, block: usize, index: usize, access: Option<(u8, bool)>) -> ExitPoint {
         ExitPoint::Instruction {
             block,
@@ -373,14 +386,14 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// Instructions that the unit charged for blocks after one.
+    /// Instructions that the unit charged for the blocks after `block`.
     fn rest(&self, block: usize) -> u32 {
         let blocks = &self.source.blocks[..self.analysis.blocks];
         let after = blocks.get(block + 1..).unwrap_or_default();
         after.iter().map(GuestBlock::count).sum()
     }
 
-    /// A field of the context, by its offset.
+    /// Returns the field of the context at an offset.
     fn context(&self, offset: usize) -> Rm {
         Rm::Fixed(self.addresses.data + offset as u64)
     }
@@ -393,7 +406,7 @@ impl<'a> Emitter<'a> {
         self.addresses.data + jumps_offset(self.source.rights) as u64
     }
 
-    /// Where a general register of the guest is.
+    /// Returns the location of a guest's general register.
     fn home(&self, register: Register) -> Rm {
         match register.full_register().number() {
             4 => Rm::Reg(Host(15)),
@@ -403,13 +416,13 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// The unit must end before the step that is emitted.
+    /// Fails because the current step cannot be emitted: the unit must end before it.
     fn cannot<T>(&self) -> Result<T, Retry> {
         Err(Retry::End(self.at))
     }
 }
 
-/// The host's register as the encoder names it.
+/// Returns the encoder's name of a host register.
 pub(crate) fn named(host: Host, size: usize) -> Register {
     let n = u32::from(host.0);
     match size {

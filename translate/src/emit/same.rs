@@ -1,11 +1,11 @@
-//! Instructions that are executed as they are, in the host's registers and on the host's address.
+//! Emits instructions as they are, with renamed registers and a host address.
 
 use super::{Emitter, Retry, named};
 use crate::analysis::{FlagVisibility, UnitStep, accesses_memory};
 use crate::asm::{ADDR, Host, Rm, TEMP};
 use iced_x86::{Instruction, Mnemonic as M, OpKind, Register};
 
-/// Makes the memory operand the one at R10.
+/// Replaces the memory operand by the memory at R10.
 pub(super) fn redirect(i: &mut Instruction) {
     i.set_segment_prefix(Register::None);
     i.set_memory_base(Register::R10);
@@ -15,13 +15,13 @@ pub(super) fn redirect(i: &mut Instruction) {
     i.set_memory_displacement64(0);
 }
 
-/// Whether the instruction writes its memory operand, which is the first.
+/// Whether the first operand is memory that the instruction writes.
 fn writes_memory(i: &Instruction) -> bool {
     i.op0_kind() == OpKind::Memory && !matches!(i.mnemonic(), M::Bt | M::Mul | M::Imul)
 }
 
 impl Emitter<'_> {
-    /// The instruction, whose flags nobody sees, or which sets none.
+    /// Emits an instruction that sets no flags that are visible outside the unit.
     pub(super) fn same(&mut self, step: &UnitStep) -> Result<(), Retry> {
         let mut i = step.insn;
         let memory = accesses_memory(&i);
@@ -33,7 +33,7 @@ impl Emitter<'_> {
         self.run(step, i, memory)
     }
 
-    /// An instruction that can be translated if nobody sees its flags.
+    /// Emits an instruction whose flags must not be visible outside the unit.
     pub(super) fn unseen(&mut self, step: &UnitStep) -> Result<(), Retry> {
         if step.visibility == FlagVisibility::No {
             self.same(step)
@@ -42,7 +42,9 @@ impl Emitter<'_> {
         }
     }
 
-    /// An instruction in the host's registers. With `memory`, R10 is in use.
+    /// Emits an instruction with renamed registers; with `memory`, R10 is in use.
+    ///
+    /// Loads and stores spilled registers around the instruction.
     pub(super) fn run(
         &mut self,
         step: &UnitStep,

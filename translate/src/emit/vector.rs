@@ -1,4 +1,4 @@
-//! Vector instructions: the guest's vector registers are in the host's of the same names.
+//! Emits vector instructions. Vector registers keep their names on the host.
 
 use super::flags::A;
 use super::same::redirect;
@@ -17,7 +17,7 @@ const BELOW: u8 = 2;
 const NOT_EQUAL: u8 = 5;
 
 impl Emitter<'_> {
-    /// At the start of a unit: loads the guest's vector registers if they are not loaded yet.
+    /// Emits the check at a unit's entry that its vector registers are loaded.
     pub(super) fn need_vectors(&mut self) {
         let level = self.analysis.vectors;
         if level == VectorLevel::None {
@@ -35,8 +35,10 @@ impl Emitter<'_> {
         self.late.push(Late::LoadVectors { from, exit });
     }
 
-    /// Calls what loads the vector registers, or leaves if the guest may not use them. The first
-    /// block is entered in both cases; the rest of the unit is at `entry`.
+    /// Emits the call that loads the vector registers.
+    ///
+    /// The call leaves the unit if the guest may not use them. The run of the first block is
+    /// counted in both cases, so the code continues at `entry`, after the count.
     pub(super) fn load_vectors(&mut self, from: Jump32, exit: u32, entry: usize) {
         self.asm.here(from);
         self.count_run(0);
@@ -47,7 +49,7 @@ impl Emitter<'_> {
         self.asm.lead(jump, entry);
     }
 
-    /// A vector instruction, in the registers of the same names.
+    /// Emits a vector instruction.
     pub(super) fn vector(&mut self, step: &UnitStep) -> Result<(), Retry> {
         let mut i = step.insn;
         let stores = step.flags.changed != 0 && self.stores_now()?;
@@ -78,7 +80,7 @@ impl Emitter<'_> {
         self.leave_if(step, NOT_EQUAL);
     }
 
-    /// Stores the flags of the host as those of the guest. They are kept; R11 is lost.
+    /// Stores the host's flags as those of the guest, and keeps them; clobbers R11.
     pub(super) fn store_explicit(&mut self, kind: FlagKind) {
         self.asm.load(8, TEMP, Rm::Reg(RAX));
         // LAHF; SETO AL

@@ -1,9 +1,9 @@
-//! The cache over a context that counts what runs.
+//! Tests of the cache with a context that counts executed operations.
 
 use super::super::op::{DEAD, Handler, InnerOp, LastOp, LiveBlock, Next};
 use super::*;
 
-/// The context: budget, and operations executed.
+/// The context of handlers: the budget, and the number of executed operations.
 #[derive(Default)]
 struct Counter {
     executed: u32,
@@ -22,7 +22,7 @@ fn last(c: &mut Counter, o: LastOp<'_, Counter>) -> Next<Counter> {
     }
 }
 
-/// A block of `count` instructions of one byte at `gpa`.
+/// Inserts a block of `count` instructions of one byte at `gpa`.
 fn insert(cache: &mut CodeCache<Counter>, gpa: u64, count: u8) -> BlockEntry<Counter> {
     let mut ops = Vec::new();
     for n in 0..count {
@@ -53,12 +53,12 @@ fn run(entry: BlockEntry<Counter>) -> u32 {
 }
 
 fn live<'b>(entry: BlockEntry<Counter>) -> LiveBlock<'b, Counter> {
-    // SAFETY: the tests free no block that they run.
+    // SAFETY: the tests do not free a block that they run.
     unsafe { entry.live() }
 }
 
 fn link(cache: &mut CodeCache<Counter>, from: BlockEntry<Counter>, to: BlockEntry<Counter>) {
-    // SAFETY: the block is live, and has one operation: its branch.
+    // SAFETY: the block is not freed, and has one operation, its branch.
     let branch = unsafe { BlockOp::new(cache.blocks[0].entry().live_ptr()) };
     assert!(cache.blocks[0].entry() == from && cache.blocks[0].ops().len() == 1);
     cache.set_pending_link(branch);
@@ -71,7 +71,7 @@ impl BlockEntry<Counter> {
     }
 }
 
-/// Memory for a lookup that must not compare the block with it.
+/// Reads memory for a lookup that must not compare the block with memory.
 fn never_read(_: u64, _: &mut [u8]) -> bool {
     unreachable!("the block is not suspect");
 }
@@ -94,10 +94,10 @@ fn linked_blocks_run_one_after_the_other_until_one_is_killed() {
 fn pending_link_is_cleared_when_blocks_are_freed() {
     let mut cache = CodeCache::new();
     let first = insert(&mut cache, 0x1000, 1);
-    // SAFETY: the block is live.
+    // SAFETY: the block is not freed.
     cache.set_pending_link(unsafe { BlockOp::new(first.live_ptr()) });
     cache.drop_all();
-    // SAFETY: `first` is not used again.
+    // SAFETY: `first` is not used after this.
     unsafe { cache.tidy() };
     let second = insert(&mut cache, 0x2000, 1);
     cache.link_pending(second);
@@ -172,7 +172,7 @@ fn mix_counts_instructions_of_complete_and_early_ended_runs() {
     for _ in 0..3 {
         live(entry).count_run();
     }
-    // The second of four faulted: three instructions of that run did not retire.
+    // The second of four instructions faulted, so three of that run did not retire.
     let id = cache.blocks[0].ops()[1].id();
     cache.mix.ended_early(id, false);
     let list = cache.mix().list();

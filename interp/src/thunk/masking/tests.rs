@@ -1,4 +1,4 @@
-//! Which elements masked instructions access, by kind of memory operand.
+//! Tests which elements masked instructions access, by kind of memory operand.
 
 use super::*;
 use iced_x86::{Code, EncodingKind, MemoryOperand, OpCodeOperandKind, Register};
@@ -47,7 +47,7 @@ fn mask_selects_the_elements_that_are_accessed() {
     );
     let compare = under_k1(compare.unwrap());
     let top = 1 << 63;
-    // Instruction, mask, bytes of an element, elements.
+    // Each row: instruction, mask, bytes of an element, accessed elements.
     let rows = [
         (
             load(EVEX_Vmovdqu8_zmm_k1z_zmmm512, ZMM1, AT),
@@ -74,7 +74,7 @@ fn mask_selects_the_elements_that_are_accessed() {
             1,
         ),
         (store(EVEX_Vmovsd_m64_k1_xmm, XMM1), 6, 8, 0),
-        // One element in memory for all of the result's.
+        // A broadcast: one element in memory for all elements of the result.
         (
             load_op(EVEX_Vaddpd_zmm_k1z_zmm_zmmm512b64_er, ZMM1, ZMM2, BROADCAST),
             0x80,
@@ -125,14 +125,14 @@ fn mask_selects_the_elements_that_are_accessed() {
             8,
             0b100,
         ),
-        // Sums of products: a mask bit for each sum.
+        // Sums of products: one mask bit for each sum.
         (
             load_op(EVEX_Vpdpbusd_ymm_k1z_ymm_ymmm256b32, YMM1, YMM2, AT),
             0x181,
             4,
             0x81,
         ),
-        // Elements in memory are narrower than in the register.
+        // The elements are narrower in memory than in the register.
         (
             load(EVEX_Vpmovsxbq_zmm_k1z_xmmm64, ZMM1, AT),
             0x181,
@@ -146,7 +146,7 @@ fn mask_selects_the_elements_that_are_accessed() {
             1,
             1 << 31,
         ),
-        // No gaps in memory.
+        // The elements are contiguous in memory.
         (
             store(EVEX_Vpcompressb_zmmm512_k1z_zmm, ZMM1),
             top | 0xf0,
@@ -227,7 +227,7 @@ fn extraction_checks_the_whole_operand() {
     assert!(!Masking::of(&i).unwrap().suppresses);
 }
 
-/// Some instruction with this opcode that has a memory operand.
+/// Returns an instruction with this code and a memory operand, if there is one.
 fn example(code: Code) -> Option<Instruction> {
     let mut i = Instruction::default();
     i.set_code(code);
