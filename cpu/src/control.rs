@@ -35,7 +35,7 @@ impl ControlMasks {
         physical: (1 << 52) - 1,
     };
 
-    /// The bits of the processor that CPUID describes; `cpuid` takes leaf and sub-leaf.
+    /// Returns the bits of a processor with this CPUID. `cpuid` takes leaf and sub-leaf.
     pub fn from_cpuid(cpuid: impl Fn(u32, u32) -> CpuidRegs) -> Self {
         let width = match cpuid(0x8000_0008, 0)[0] & 0xff {
             width @ 32..=52 => width,

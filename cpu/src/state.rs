@@ -169,7 +169,7 @@ pub struct PendingException {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Activity {
-    /// It executes instructions.
+    /// The vCPU executes instructions.
     #[default]
     Running,
     /// After HLT: it waits for an interrupt, NMI, INIT or SMI.

@@ -23,7 +23,7 @@ const EXCEPTIONS: u8 = 32;
 pub struct StateError {
     /// The register or field.
     pub part: &'static str,
-    /// Its value.
+    /// The field's value.
     pub value: u64,
 }
 

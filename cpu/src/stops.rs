@@ -1,7 +1,7 @@
 //! What a debugger outside the machine requires of a vCPU: what it stops for, and how it resumes.
 //!
-//! None of this is visible to the guest, whose own debug registers are in [`crate::debug`]. The types
-//! are plain data, shared by the engines that run a vCPU and by the debugger's server.
+//! None of this is visible to the guest, whose own debug registers are in [`crate::debug`]. The
+//! types are plain data, shared by the engines that run a vCPU and by the debugger's server.
 
 /// How a vCPU runs when a pause ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,7 +66,7 @@ pub enum MsrStops {
     /// None.
     #[default]
     None,
-    /// Those to the MSRs with these indices.
+    /// Writes to the MSRs with these indices.
     Only(Vec<u32>),
     /// All.
     All,
@@ -76,18 +76,19 @@ pub enum MsrStops {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StopConditions {
-    /// Linear addresses of instructions, before which it stops.
+    /// Linear addresses of instructions, before which the vCPU stops.
     pub execute: Vec<u64>,
-    /// Data accesses, after which it stops.
+    /// Data accesses, after which the vCPU stops.
     pub watchpoints: Vec<Watchpoint>,
-    /// Port accesses, after which it stops.
+    /// Port accesses, after which the vCPU stops.
     pub ports: Vec<PortWatchpoint>,
-    /// Vectors of exceptions, a bit each. It stops before they are delivered, or after that where
-    /// [`StopHit::Exception`] says so.
+    /// Vectors of exceptions, one bit each, before whose delivery the vCPU stops.
+    ///
+    /// [`StopHit::Exception`] lists those after whose delivery it stops.
     pub exceptions: u32,
-    /// Writes to MSRs, after which it stops.
+    /// Writes to MSRs, after which the vCPU stops.
     pub msrs: MsrStops,
-    /// Control registers after whose writes it stops: bit N is CRN.
+    /// Control registers after whose writes the vCPU stops: bit N is CRN.
     pub controls: u16,
 }
 
@@ -115,9 +116,9 @@ impl StopConditions {
 /// The condition that stopped a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopHit {
-    /// It is about to execute the instruction at this linear address.
+    /// The vCPU is about to execute the instruction at this linear address.
     Execute(u64),
-    /// It accessed memory in the range of a watchpoint.
+    /// The vCPU accessed memory in the range of a watchpoint.
     Watchpoint {
         /// Which of [`StopConditions::watchpoints`].
         watchpoint: Watchpoint,
@@ -126,29 +127,31 @@ pub enum StopHit {
         /// The access was a write.
         write: bool,
     },
-    /// It accessed a port of [`StopConditions::ports`].
+    /// The vCPU accessed a port of [`StopConditions::ports`].
     Port {
         /// The port.
         port: u16,
         /// The access was a write.
         write: bool,
     },
-    /// It raised an exception. The exception waits in [`crate::state::PendingEvents::exception`], except for
-    /// a double fault, INT3, INTO and INT1, which were delivered.
+    /// The vCPU raised an exception.
+    ///
+    /// The exception waits in [`crate::state::PendingEvents::exception`], except for a double
+    /// fault, INT3, INTO and INT1, which were delivered.
     Exception {
-        /// Its vector.
+        /// The exception's vector.
         vector: u8,
-        /// Its error code, if it has one.
+        /// The exception's error code, if it has one.
         code: Option<u32>,
     },
-    /// It wrote an MSR.
+    /// The vCPU wrote an MSR.
     Msr {
         /// The MSR's index.
         index: u32,
         /// The value written.
         value: u64,
     },
-    /// It wrote a control register.
+    /// The vCPU wrote a control register.
     Control {
         /// The register's number.
         number: u8,

@@ -63,7 +63,7 @@ impl FpError {
         self.line.set(level);
     }
 
-    /// The state.
+    /// Returns the state, to be saved.
     pub fn save(&self) -> FpErrorState {
         self.state
     }

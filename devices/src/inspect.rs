@@ -69,7 +69,7 @@ impl FieldList {
         self.push(name, list(set.map(|vector| format!("{vector:#04x}"))));
     }
 
-    /// The list.
+    /// Returns the list of fields.
     pub(crate) fn finish(self) -> Vec<InspectField> {
         self.0
     }

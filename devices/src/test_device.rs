@@ -138,7 +138,7 @@ impl Default for TestMemory {
 }
 
 impl TestMemory {
-    /// The bytes.
+    /// Returns the bytes, to be saved.
     pub fn save(&self) -> Vec<u8> {
         self.0.to_vec()
     }

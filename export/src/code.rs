@@ -7,7 +7,7 @@ use object::{Object, ObjectSegment};
 
 use crate::flow::Flow;
 
-/// Most distinct instructions that are counted.
+/// Maximum number of distinct instructions that are counted.
 const INSTRUCTIONS_MAX: usize = 16 << 20;
 
 /// An instruction that was executed.
@@ -15,7 +15,7 @@ const INSTRUCTIONS_MAX: usize = 16 << 20;
 pub(crate) struct InstructionCount {
     pub(crate) count: u64,
     pub(crate) len: u8,
-    /// It is a conditional branch.
+    /// Whether the instruction is a conditional branch.
     pub(crate) conditional: bool,
 }
 

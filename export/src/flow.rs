@@ -9,7 +9,7 @@ use crate::input::RecordStream;
 use crate::stack::{CallStack, CallTree, FlowBranch};
 use crate::symbols::FunctionTable;
 
-/// Most distinct branches that are counted, and most distinct spans.
+/// Maximum number of distinct branches that are counted, and most distinct spans.
 const DISTINCT_MAX: usize = 8 << 20;
 
 /// Straight code that was executed: from the target of a branch up to the next branch or event.
@@ -22,7 +22,7 @@ pub(crate) struct Span {
     pub(crate) end: u64,
 }
 
-/// How often something was executed.
+/// How often a span was executed, and the number of its instructions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SpanCount {
     pub(crate) count: u64,

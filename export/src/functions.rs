@@ -11,12 +11,12 @@ use crate::flow::Flow;
 use crate::stack::{CallTree, FunctionIndex};
 use crate::symbols::FunctionTable;
 
-/// What one function costs.
+/// The cost of one function.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FunctionCost {
-    /// Its name.
+    /// The function's name.
     pub name: String,
-    /// How often it was called.
+    /// How often the function was called.
     pub calls: u64,
     /// Instructions in the function itself.
     pub own: u64,

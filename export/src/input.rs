@@ -10,7 +10,7 @@ pub(crate) type RecordStream<'a> = &'a mut dyn Iterator<Item = Option<Record>>;
 /// Information about the guest that the trace does not contain.
 #[derive(Debug, Default)]
 pub struct Guest {
-    /// Its functions.
+    /// The guest's functions.
     pub functions: FunctionTable,
     /// The ELF image, for its debug information; empty if there is none.
     pub image: Vec<u8>,

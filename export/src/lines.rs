@@ -7,7 +7,7 @@ use object::{Object, ObjectSection};
 
 use crate::error::ExportError;
 
-/// Most rows of line tables that are read.
+/// Maximum number of rows of line tables that are read.
 const ROWS_MAX: usize = 16 << 20;
 
 /// A source line.

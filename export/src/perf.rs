@@ -60,7 +60,7 @@ impl Fields {
         self
     }
 
-    /// A string that ends with zeros, to a multiple of eight bytes.
+    /// Appends a string that ends with zeros, up to a multiple of eight bytes.
     fn text(&mut self, text: &str) -> &mut Self {
         self.0
             .extend(text.bytes().filter(|&byte| byte != 0).take(1024));

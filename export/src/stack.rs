@@ -12,7 +12,7 @@ use crate::symbols::FunctionTable;
 
 /// Deepest stack that is followed; instructions of deeper calls count for the last frame.
 const DEPTH_MAX: usize = 256;
-/// Most nodes of a tree of calls; calls beyond count for their caller.
+/// Maximum number of nodes of a tree of calls; calls beyond count for their caller.
 const NODES_MAX: usize = 4 << 20;
 /// Bytes of the longest instruction. A return target is at most this far behind the start of its
 /// call.
@@ -29,7 +29,7 @@ pub(crate) struct Node {
     pub(crate) function: FunctionIndex,
     /// Instructions in the function itself.
     pub(crate) own: u64,
-    /// How often it was called on this path.
+    /// How often the function was called on this path.
     pub(crate) calls: u64,
 }
 

@@ -4,7 +4,7 @@ use object::{Object, ObjectSymbol, SymbolKind, SymbolSection};
 use thiserror::Error;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Most symbols that are read of one image.
+/// Maximum number of symbols that are read of one image.
 const SYMBOLS_MAX: usize = 4 << 20;
 
 /// A named range of addresses.

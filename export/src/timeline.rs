@@ -10,9 +10,9 @@ use crate::input::RecordStream;
 use crate::stack::CallTree;
 use crate::symbols::FunctionTable;
 
-/// Most samples of a vCPU; when there are more, every second one is dropped.
+/// Maximum number of samples of a vCPU; when there are more, every second one is dropped.
 const SAMPLES_MAX: usize = 1 << 16;
-/// Most marks of a trace; later ones are counted only.
+/// Maximum number of marks of a trace; later ones are counted only.
 const MARKS_MAX: usize = 1 << 17;
 /// Instructions between two samples at first.
 const INTERVAL: u64 = 64;

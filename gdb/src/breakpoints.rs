@@ -30,7 +30,8 @@ pub struct BreakpointSet {
     pub controls: u16,
 }
 
-/// The most breakpoints and watchpoints that a client can set: far more than a person does.
+/// Maximum number of breakpoints and watchpoints that a client can set: far more than a person
+/// does.
 pub const BREAKPOINTS_MAX: usize = 0x1_0000;
 
 impl BreakpointSet {

@@ -29,16 +29,16 @@ pub struct TracePosition {
 /// Which part of a trace the client reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TraceAnnex {
-    /// Everything that is kept.
+    /// All blocks that are kept.
     All,
-    /// Everything that is kept, or nothing if the vCPU has not run since the last read.
+    /// All blocks that are kept, or none if the vCPU has not run since the last read.
     New,
     /// The blocks since the last read.
     Delta,
 }
 
 impl TraceAnnex {
-    /// The annex with gdb's name for it.
+    /// Parses gdb's name of an annex.
     pub fn parse(name: &str) -> Option<Self> {
         match name {
             "all" => Some(Self::All),

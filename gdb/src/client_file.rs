@@ -1,4 +1,4 @@
-//! The files that a client can read. None is ever written.
+//! The files that a client can read. No client can write them.
 //!
 //! | file | contents |
 //! | --- | --- |
@@ -16,7 +16,7 @@ use crate::memory::LinearMemory;
 use crate::memory::page_tables::{MappedRanges, NO_EXECUTE, PagingForm, SameRange, WRITABLE};
 use crate::target::PhysicalMemory;
 
-/// The most ranges of addresses that a client is shown.
+/// Maximum number of ranges of addresses that a client is shown.
 const RANGES_MAX: usize = 1 << 14;
 
 /// A file that a client has open.
@@ -29,7 +29,7 @@ pub(crate) enum ClientFile {
 }
 
 impl ClientFile {
-    /// Opens a file; `None` if there is none with this name, or no kernel with symbols.
+    /// Opens a file. `None` if no file has this name, or the guest has no kernel with symbols.
     ///
     /// # Errors
     ///
@@ -85,7 +85,7 @@ impl ClientFile {
     }
 }
 
-/// The linear addresses that lead to RAM, in the form of Linux's `/proc/PID/maps`.
+/// Lists the linear addresses that map RAM, in the format of Linux's `/proc/PID/maps`.
 fn maps(linear: &LinearMemory<'_>, cancel: &CancelFlag) -> String {
     let ranges = match PagingForm::new(linear.state) {
         Some(form) => {

@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 
 use crate::framing::{self, BODY_MAX, PacketDecoder, PacketEvent};
 
-/// Bytes that one request asks for: escaping can double them in the reply.
+/// Number of bytes that one request asks for. Escaping can double them in the reply.
 const REQUEST_BYTES: u64 = BODY_MAX as u64 / 2 - 64;
 
 /// A file of a server, such as `/vmcore`. The machine is paused while it is open.
@@ -31,7 +31,8 @@ impl<S: Read + Write> RemoteFile<S> {
     ///
     /// # Errors
     ///
-    /// When the connection breaks, the server has no such file, or it is no server of gdb's protocol.
+    /// When the connection breaks, the server has no such file, or it is no server of gdb's
+    /// protocol.
     pub fn open(stream: S, name: &str) -> io::Result<Self> {
         let mut file = Self {
             stream,

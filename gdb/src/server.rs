@@ -15,7 +15,7 @@ use crate::session::{ClientSession, SessionStatus};
 use crate::stop_reply;
 use crate::target::{DebugTarget, Notifier, StopCause};
 
-/// The end of the machine, as the server's thread learns of it.
+/// Reports the end of the machine to the server's thread.
 #[derive(Debug)]
 struct MachineEnd {
     /// Set before `notifier` is notified.
@@ -36,8 +36,8 @@ impl GdbServer {
     /// Serves the debuggers that connect at `listener`, one at a time. The machine may be paused or
     /// running: it runs from the time when a client resumes it or detaches.
     ///
-    /// A stop while no client is connected leaves the machine paused. `report` is then called, by the
-    /// server's thread, with a message for the user.
+    /// A stop while no client is connected leaves the machine paused. `report` is then called, by
+    /// the server's thread, with a message for the user.
     ///
     /// # Errors
     ///
@@ -91,8 +91,8 @@ impl GdbServer {
         })
     }
 
-    /// Reports to the client that the machine has ended, with its exit status or as killed, and ends
-    /// the server.
+    /// Reports to the client that the machine has ended, with its exit status or as killed, and
+    /// ends the server.
     pub fn finish(mut self, status: Option<u8>) {
         *self
             .end
@@ -122,17 +122,17 @@ struct ServerThread {
     debugger: Debugger,
     listener: Listener,
     client: Option<(ClientStream, ClientSession)>,
-    /// The machine has been paused from its start, and no client has spoken to it yet.
+    /// Whether the machine is paused since its start, and no client has sent anything yet.
     waits: bool,
-    /// The client has sent nothing yet: whether the machine was paused when it connected.
+    /// Whether the machine was paused when the client connected; `None` once it has sent a byte.
     paused_before: Option<bool>,
-    /// A client holds the machine paused, and the machine has heard of it.
+    /// Whether it was reported to the machine that a client holds it paused.
     held: bool,
     end: Arc<MachineEnd>,
     report: Box<dyn FnMut(&str) + Send>,
 }
 
-/// What the server's thread has to do.
+/// The sources of events that the server's thread must serve now.
 #[derive(Clone, Copy, Debug, Default)]
 struct ReadyEvents {
     listener: bool,
@@ -310,8 +310,9 @@ fn hung_up(client: &ClientStream) -> bool {
     poll(&mut fds, Some(&NOW)).is_ok_and(|ready| ready != 0)
 }
 
-/// Whether the first bytes of a client are an HTTP request, as web pages can have a browser send to
-/// any port: the name of a method, and a blank.
+/// Whether the first bytes of a client are an HTTP request: a method's name and a blank.
+///
+/// Web pages can have a browser send requests to any port.
 fn is_http_request(bytes: &[u8]) -> bool {
     let method = bytes.split(|&byte| byte == b' ').next().unwrap_or(bytes);
     method.len() < bytes.len()
@@ -319,14 +320,16 @@ fn is_http_request(bytes: &[u8]) -> bool {
         && method.iter().all(u8::is_ascii_uppercase)
 }
 
-/// A client that accepts no byte for so long counts as disconnected.
+/// A client that accepts no byte for this time counts as disconnected.
 const SEND_LIMIT: Duration = Duration::from_secs(10);
 
 /// How long a client may take to accept the last output, after the machine has ended.
 const LAST_SEND_LIMIT: Duration = Duration::from_millis(500);
 
-/// Sends all of `bytes`, and waits while the client is busy; `false` if it has disconnected, or if
-/// the machine has ended and the client is slow.
+/// Sends all of `bytes`, and waits while the client is busy.
+///
+/// Returns `false` if the client has disconnected, or if the machine has ended and the client is
+/// slow.
 fn send(client: &mut ClientStream, mut bytes: &[u8], end: &MachineEnd) -> bool {
     let mut deadline = None;
     while !bytes.is_empty() {
@@ -351,8 +354,9 @@ fn send(client: &mut ClientStream, mut bytes: &[u8], end: &MachineEnd) -> bool {
     true
 }
 
-/// Waits until the client accepts bytes, or until the machine ends if it has not; `false` if neither
-/// happens in time. `deadline`: when to give up after the end.
+/// Waits until the client accepts bytes, or until the machine ends.
+///
+/// Returns `false` if neither happens in time. `deadline` is for a machine that has ended.
 fn wait_writable(client: &ClientStream, end: &MachineEnd, deadline: Option<Instant>) -> bool {
     let mut fds = vec![PollFd::from_borrowed_fd(client.as_fd(), PollFlags::OUT)];
     let limit = match deadline {

@@ -40,7 +40,7 @@ pub(crate) const SAVED_RSP: u32 = CELLS + 8;
 /// In [`CELLS`]: 1 while the host runs the batch; on the host only.
 pub(crate) const RUNNING: u32 = CELLS + 16;
 
-/// The most slots of a batch.
+/// Maximum number of slots of a batch.
 pub(crate) const SLOTS: usize = 64;
 
 /// In [`LOG`]: for each slot a record of [`FAULT_LEN`] bytes: vector + 1, error code, CR2, RIP.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The most mismatches of a class that the file keeps.
+/// Maximum number of mismatches of a class that the file keeps.
 const MISMATCHES_MAX: usize = 200;
 
 /// What all runs on one kind of machine have compared.

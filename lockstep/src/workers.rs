@@ -21,7 +21,7 @@ const STUCK: Duration = Duration::from_secs(60);
 /// In place of a seed: the worker has not begun a batch.
 const NO_SEED: u64 = u64::MAX;
 
-/// The most workers.
+/// Maximum number of workers.
 const WORKERS_MAX: u32 = 32;
 
 /// Memory that the workers share with their parent.

@@ -6,11 +6,12 @@ use xxhash_rust::xxh3::xxh3_64;
 pub(crate) const HEADER_LEN: usize = 64;
 /// The first word of a block.
 pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"HTB1");
-/// Most records of a block.
+/// Maximum number of records of a block.
 pub const RECORDS_MAX: u32 = 1 << 20;
-/// Most bytes of a block before compression.
+/// Maximum number of bytes of a block before compression.
 pub(crate) const RAW_MAX: u32 = 32 << 20;
-/// Most bytes of a block after compression. Data that does not compress grows a little.
+/// Maximum number of bytes of a block after compression. Data that does not compress grows a
+/// little.
 pub(crate) const PACKED_MAX: u32 = RAW_MAX + (1 << 20);
 
 /// The header of a block: its position in the file, its size, and the records in it.

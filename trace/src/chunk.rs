@@ -11,7 +11,7 @@ use crate::writer::TraceSink;
 const BRANCHES: usize = 8192;
 /// Number of other events at which a chunk is sent to the writer.
 const EVENTS: usize = 8192;
-/// Most events that are held until the engine has reported the branches before them.
+/// Maximum number of events that are held until the engine has reported the branches before them.
 const EVENTS_HELD: usize = 1 << 16;
 
 /// A part of the events of one vCPU.

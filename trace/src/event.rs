@@ -68,15 +68,15 @@ impl EventKinds {
 /// An access to a port, or to a guest-physical address that is not memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceAccess {
-    /// `address` is a port.
+    /// Whether `address` is a port.
     pub port: bool,
-    /// It writes to the device.
+    /// Whether the guest writes to the device.
     pub write: bool,
     /// Port number or guest-physical address.
     pub address: u64,
     /// Bytes, 1 to 8.
     pub size: u8,
-    /// What was read or written.
+    /// The value that was read or written.
     pub value: u64,
 }
 
@@ -104,7 +104,7 @@ pub enum Event {
     Branch(BranchEvent),
     /// Vector and error code of the delivery whose branch has the same count of instructions.
     Delivery {
-        /// Its vector.
+        /// The vector of the exception or interrupt.
         vector: u8,
         /// The error code that was pushed.
         error_code: Option<u32>,
@@ -131,7 +131,7 @@ pub enum Event {
     Device(DeviceAccess),
     /// MOV to a control register.
     ControlRegister {
-        /// Its number.
+        /// The register's number.
         number: u8,
         /// The value.
         value: u64,
@@ -161,8 +161,8 @@ pub struct Record {
     pub cpu: u32,
     /// Instructions that this vCPU had retired: up to and with a branch, before any other event.
     pub at: u64,
-    /// The machine's clock, in ticks of the TSC's frequency; between two readings it is extrapolated
-    /// by one tick an instruction.
+    /// The machine's clock, in ticks of the TSC's frequency; between two readings it is
+    /// extrapolated by one tick an instruction.
     pub ticks: u64,
     /// The event.
     pub event: Event,

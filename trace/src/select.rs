@@ -16,9 +16,9 @@ pub struct Passage {
 /// What ends the trace of a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// It executes an address.
+    /// The vCPU executes an address.
     Passage(Passage),
-    /// It gets an exception.
+    /// An exception is delivered to the vCPU.
     Exception,
 }
 

@@ -100,8 +100,8 @@ pub struct WriterOptions {
     pub selection: Selection,
     /// Keep at least this many of the last records, in memory until the end; `None` for all.
     pub last: Option<u64>,
-    /// Write blocks that are not full after a second, so that a killed run loses little. The bytes of
-    /// the file then depend on the host's time.
+    /// Write blocks that are not full after a second, so that a killed run loses little. The bytes
+    /// of the file then depend on the host's time.
     pub flush_often: bool,
     /// Called once, when the first vCPU reaches the end of the window.
     pub when_over: Option<Box<dyn FnOnce() + Send>>,
@@ -298,7 +298,7 @@ impl WriterState {
         Ok(())
     }
 
-    /// The window of a vCPU is over.
+    /// Records that the window of a vCPU has ended.
     fn end_window(&mut self) {
         let over = self
             .vcpus

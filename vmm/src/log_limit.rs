@@ -9,7 +9,7 @@ use crate::sync::lock;
 /// The interval in which at most [`BURST`] messages are logged.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// Most messages in one [`INTERVAL`].
+/// Maximum number of messages in one [`INTERVAL`].
 const BURST: u32 = 10;
 
 /// The limit of one message, in a `static` beside the place that logs it.

@@ -1,7 +1,7 @@
 //! The outputs of a run: one limit for the bytes of all of them, and the first write that fails.
 //!
-//! Output that cannot be written ends the run: nothing is lost without an error. A reader that closes
-//! its end of a pipe or a socket is no failure, since nobody misses that output.
+//! Output that cannot be written ends the run: nothing is lost without an error. A reader that
+//! closes its end of a pipe or a socket is no failure, since nobody misses that output.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
@@ -49,7 +49,7 @@ struct Failures {
 pub struct RunOutputs(Arc<SharedOutputs>);
 
 struct SharedOutputs {
-    /// Most bytes of all outputs; `None` is no limit.
+    /// Maximum number of bytes of all outputs; `None` is no limit.
     limit: Option<u64>,
     /// Bytes that may still be written, if there is a limit.
     left: AtomicU64,
@@ -143,7 +143,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// Writes `bytes` by `write`, as much as the limit allows, and reports a failure to the run.
+    /// Writes as much of `bytes` as the limit allows with `write`, and reports a failure.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! What builds, tests and checks Hindsight: `cargo xtask --help`.
+//! Builds, tests and checks Hindsight: see `cargo xtask --help`.
 //!
 //! `ci/test`, `ci/lab` and `ci/conformance` are launchers of this program. The judges and benchmarks
 //! that it runs are a Python package, ci/judges; the scripts that run inside guests are in ci/guest.

@@ -13,16 +13,16 @@ pub const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// One run of `cargo test` under a tool.
 struct ToolRun {
     package: &'static str,
-    /// What cargo builds of it: `--lib`, or test programs.
+    /// The targets of the package that cargo builds: `--lib`, or test programs.
     targets: &'static [&'static str],
     /// The arguments of the tests: names to run or to skip.
     filters: &'static [&'static str],
 }
 
-/// What runs under Miri: unsafe code first, and of the rest what takes about a minute.
+/// The tests that run under Miri: all of unsafe code, and others for about a minute.
 ///
-/// Miri is some thousand times slower than the processor, so tests of all cases or of long sequences
-/// are left out.
+/// Miri is some thousand times slower than the processor. So tests that run all cases or long
+/// sequences are left out.
 const MIRI: &[ToolRun] = &[
     ToolRun {
         package: "hindsight-regs",
@@ -58,8 +58,7 @@ const MIRI: &[ToolRun] = &[
     },
 ];
 
-/// What runs under ThreadSanitizer: what has threads. Tests of the monitor's run control belong here as
-/// well (package "hindsight"), once they can run without /dev/kvm in the time of the step.
+/// The tests that run under ThreadSanitizer: those that use threads.
 const TSAN: &[ToolRun] = &[
     ToolRun {
         package: "hindsight-interp",
@@ -78,7 +77,7 @@ const TSAN: &[ToolRun] = &[
     },
 ];
 
-/// What runs under loom: the tests of run control, which are compiled with `--cfg loom` only.
+/// The tests that run under loom: those of run control, compiled only with `--cfg loom`.
 const LOOM: &[ToolRun] = &[ToolRun {
     package: "hindsight",
     targets: &["--lib"],
@@ -133,7 +132,7 @@ pub fn address_sanitizer(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Runs the interpreter's tests that valgrind can run under it.
+/// Runs under valgrind those of the interpreter's tests that valgrind can execute.
 pub fn valgrind(arguments: &[String]) -> Result<()> {
     crate::packages::install(&["valgrind"])?;
     let shell = shell()?;

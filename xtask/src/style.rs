@@ -44,7 +44,7 @@ pub fn lint() -> Result<()> {
     Ok(())
 }
 
-/// The API documentation, without warnings.
+/// Builds the API documentation. A warning is an error.
 pub fn docs() -> Result<()> {
     let shell = shell()?;
     cmd!(shell, "cargo doc --workspace --no-deps --quiet")

@@ -82,7 +82,7 @@ fn entry_of(index: u32) -> Option<(usize, EntryField)> {
 const INFO_BITS: u64 = LbrInfo::all().bits() | CYC_CNT_MAX;
 
 impl BranchUnit {
-    /// After RESET.
+    /// Makes the unit in its state after RESET.
     pub fn new(facilities: Facilities) -> Self {
         Self {
             facilities,
@@ -172,7 +172,7 @@ impl BranchUnit {
         self.debugctl = debugctl;
     }
 
-    /// What an engine must report to this unit, and do itself.
+    /// Returns what an engine must report to this unit, and what it must do itself.
     pub fn observe(&self) -> Observe {
         let ctl = self.debugctl;
         let bts = BtsConfig {

@@ -73,7 +73,8 @@ pub struct MsrEffect {
     pub tsc_moved: bool,
     /// The armed facilities of these vCPUs changed, see [`Msrs::armed`].
     pub armed: Option<ArmedScope>,
-    /// The register has this value, which KVM applies while the guest runs: it must also be set there.
+    /// The register has this value, which KVM applies while the guest runs: it must also be set
+    /// there.
     pub mirror: Option<u64>,
 }
 
@@ -174,7 +175,7 @@ impl Msrs {
         &self.rdt
     }
 
-    /// What an engine must report to the models, and do itself.
+    /// Returns what an engine must report to the models, and what it must do itself.
     pub fn observe(&self) -> Observe {
         let mut observe = self.branch.observe();
         if self.suspended.is_some() {

@@ -95,9 +95,9 @@ pub enum KvmRole {
 /// The call by which the state of a passthrough register moves in and out of KVM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvmStateCall {
-    /// It moves with the segment and control registers (KVM_GET_SREGS, KVM_SET_SREGS).
+    /// With the segment and control registers (KVM_GET_SREGS, KVM_SET_SREGS).
     SpecialRegisters,
-    /// It moves as an MSR (KVM_GET_MSRS, KVM_SET_MSRS): see [`KVM_STATE_MSRS`].
+    /// As an MSR (KVM_GET_MSRS, KVM_SET_MSRS): see [`KVM_STATE_MSRS`].
     Msr,
 }
 

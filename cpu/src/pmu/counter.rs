@@ -84,7 +84,7 @@ pub(super) struct RunningCounter {
     pub(super) data: Option<SampledAccess>,
     /// IN_TX: it counts inside transactions only.
     pub(super) in_tx: bool,
-    /// IN_TXCP: an abort takes back what it counted in the transaction.
+    /// IN_TXCP: a transactional abort subtracts what the counter counted in the transaction.
     pub(super) in_txcp: bool,
 }
 

@@ -36,12 +36,12 @@ bitflags! {
     }
 }
 
-/// How many more events may happen, by ring. `u64::MAX` is no limit.
+/// How many more events the engine may execute, by ring. `u64::MAX` is no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventQuota {
-    /// In both rings together.
+    /// Events in both rings together.
     pub both: u64,
-    /// In one ring, by [`Ring`].
+    /// Events in one ring, by [`Ring`].
     pub ring: [u64; 2],
 }
 
@@ -142,8 +142,8 @@ pub struct EngineCounting {
     pub instructions: EventQuota,
     /// The last of them must be executed alone, see [`PmuLimits::last_alone`].
     pub last_alone: bool,
-    /// Report each instruction that reads or writes memory. The quota is the number of accesses before
-    /// the next [`Pmu::sync`].
+    /// Report each instruction that reads or writes memory. The quota is the number of accesses
+    /// before the next [`Pmu::sync`].
     pub accesses: Option<EventQuota>,
     /// Report the lines of code that instructions are fetched from as well.
     pub fetches: bool,

@@ -15,11 +15,11 @@ const WORDS: usize = layout::RECORD / 8;
 /// State of the processor after the eventing instruction, for a PEBS record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PebsSample {
-    /// RFLAGS after it.
+    /// RFLAGS after the eventing instruction.
     pub rflags: u64,
-    /// RIP after it.
+    /// RIP after the eventing instruction.
     pub rip: u64,
-    /// General registers after it, in encoding order: RAX, RCX, RDX, RBX, RSP and so on.
+    /// General registers after the eventing instruction, in the order of their encodings.
     pub gpr: [u64; 16],
     /// 64-bit mode; outside of it R8 to R15 and upper halves are 0 in the record (rule PEBS-28).
     pub long: bool,
@@ -96,7 +96,7 @@ pub struct PebsOutcome {
     pub reset: Option<[u64; PEBS]>,
 }
 
-/// Stores the record that is due, if it fits below the maximum (rule PEBS-09).
+/// Stores the PEBS record that is due, if it fits below the absolute maximum (rule PEBS-09).
 pub fn store(memory: &mut impl DsMemory, due: &PebsDue, sample: &PebsSample) -> PebsOutcome {
     try_store(memory, due, sample).unwrap_or_default()
 }

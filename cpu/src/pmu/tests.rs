@@ -65,7 +65,7 @@ impl Rig {
         self.report(Instruction, Ring::Os, count)
     }
 
-    /// -N in counter 0.
+    /// Sets counter 0 to overflow after `before_overflow` events.
     fn preset(&mut self, before_overflow: u64) {
         self.pmu.write(PMC, MAX + 1 - before_overflow);
     }

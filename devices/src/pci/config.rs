@@ -22,7 +22,7 @@ const INTERRUPT_STATUS: u16 = 1 << 3;
 /// STATUS bit 4: there is a list of capabilities.
 const CAPABILITY_LIST: u16 = 1 << 4;
 
-/// What a function identifies itself as.
+/// The IDs and the class of a PCI function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PciIdentity {
     /// Vendor ID.

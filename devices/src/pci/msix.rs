@@ -17,7 +17,7 @@ const VECTOR_MASK: u32 = 1;
 const ENTRY_LEN: u64 = 16;
 /// Offset of the pending bits in the BAR of the table.
 const PENDING_OFFSET: u64 = 0x800;
-/// Most vectors of a function, so that the table ends before the pending bits.
+/// Maximum number of vectors of a function, so that the table ends before the pending bits.
 const VECTORS_MAX: usize = 64;
 /// Upper bits of the addresses that local APICs answer; a message to any other address is dropped.
 const APIC_ADDRESSES: u32 = 0xfee;
@@ -106,8 +106,8 @@ impl Msix {
         }
     }
 
-    /// Sends the messages of pending vectors that are not masked. To be called after each write to the
-    /// table and to the configuration space.
+    /// Sends the messages of pending vectors that are not masked. To be called after each write to
+    /// the table and to the configuration space.
     pub fn send_pending(&mut self, config: &ConfigSpace) {
         let control = self.control(config);
         if control & ENABLE == 0 || control & FUNCTION_MASK != 0 || !config.is_bus_master() {

@@ -68,7 +68,7 @@ pub enum SerialError {
     TooMuchInput {
         /// Bytes in the FIFO.
         fifo: usize,
-        /// Bytes behind it.
+        /// Bytes of the backlog, which wait for the FIFO.
         backlog: usize,
     },
     /// The register has a bit that the hardware does not have.

@@ -105,7 +105,7 @@ impl Chain {
         Ok(done)
     }
 
-    /// Copies bytes to `offset` in the writable buffers on. Returns how many fitted.
+    /// Copies bytes to the writable buffers, from `offset` on. Returns how many bytes fitted.
     ///
     /// # Errors
     /// Guest memory cannot be written.

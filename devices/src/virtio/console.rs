@@ -1,7 +1,7 @@
 //! Consoles and serial ports between guest and host. VIRTIO 1.2, "Console Device".
 //!
-//! Port 0 has queues 0 and 1; then come the two queues of control messages, and two for each further
-//! port. Output goes to a port's sink during the guest's notification.
+//! Port 0 has queues 0 and 1; then come the two queues of control messages, and two for each
+//! further port. Output goes to a port's sink during the guest's notification.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -13,9 +13,9 @@ use super::device::{VirtioDevice, VirtioKind};
 use super::queues::{QueueError, VirtQueues};
 use crate::bus::lock;
 
-/// Most ports of a device.
+/// Maximum number of ports of a device.
 pub const PORTS_MAX: usize = 16;
-/// Bytes of input of a port that wait for the guest.
+/// Maximum number of bytes of a port's input that wait for the guest.
 const INPUT_MAX: usize = 1 << 16;
 /// Bytes that are copied at once.
 const COPY_LEN: usize = 1 << 14;
@@ -92,7 +92,7 @@ pub struct ConsolePort {
     pub is_console: bool,
     /// Receives what the guest writes.
     pub output: Box<dyn Write + Send>,
-    /// What the guest reads.
+    /// Holds the input that the guest reads.
     pub input: PortInput,
 }
 

@@ -90,7 +90,7 @@ pub enum VirtioStateError {
 
 /// A virtio device behind its transport.
 pub trait VirtioDevice: Send {
-    /// The type.
+    /// The type of the device.
     fn kind(&self) -> VirtioKind;
 
     /// The feature bits of the device type. Those of the transport are added.

@@ -5,10 +5,10 @@ use std::fmt;
 use super::device::{VirtioDevice, VirtioDeviceState, VirtioKind, VirtioStateError};
 use super::queues::{QueueError, VirtQueues};
 
-/// Most bytes of one answer.
+/// Maximum number of bytes of one answer.
 const ANSWER_MAX: usize = 4096;
 
-/// Random bytes.
+/// A source of random bytes.
 pub trait EntropySource: Send {
     /// Fills `data`.
     fn fill(&mut self, data: &mut [u8]);
@@ -30,7 +30,7 @@ pub struct SeededEntropy {
 }
 
 impl SeededEntropy {
-    /// The sequence of `seed`.
+    /// Makes the source of the sequence that follows from `seed`.
     pub const fn new(seed: u64) -> Self {
         Self { seed, position: 0 }
     }

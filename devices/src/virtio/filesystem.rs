@@ -1,7 +1,7 @@
 //! A file system of the host. VIRTIO 1.2, "File System Device".
 //!
-//! The device passes FUSE messages between the driver and a server; it has no DAX window and sends no
-//! notifications.
+//! The device passes FUSE messages between the driver and a server; it has no DAX window and sends
+//! no notifications.
 
 use std::fmt;
 
@@ -22,7 +22,7 @@ pub trait FuseServer: Send {
     /// Answers one request; returns the bytes of the reply, 0 for a request without one.
     fn answer(&mut self, request: &[u8], reply: &mut [u8]) -> usize;
 
-    /// The guest has reset the device: all its files are closed.
+    /// Closes all files of the guest, which has reset the device.
     fn reset(&mut self);
 }
 
@@ -43,8 +43,8 @@ impl fmt::Debug for FileSystem {
 }
 
 impl FileSystem {
-    /// The file system that `server` serves. Guests mount it by `tag`, of which only the first 36 bytes
-    /// count.
+    /// The file system that `server` serves. Guests mount it by `tag`, of which only the first 36
+    /// bytes count.
     pub fn new(tag: &str, server: Box<dyn FuseServer>) -> Self {
         Self {
             tag: tag.to_owned(),

@@ -440,7 +440,9 @@ impl VirtioFunction {
         }
     }
 
-    /// The vector, or [`NO_VECTOR`] if there is no such vector. The driver reads back which.
+    /// Returns `vector`, or [`NO_VECTOR`] if the device does not have it.
+    ///
+    /// The driver reads the field back to see whether the device accepted the vector.
     fn checked_vector(&self, vector: u16) -> u16 {
         if self.msix.has_vector(vector) {
             vector

@@ -14,7 +14,8 @@ use crate::bus::lock;
 const HEADER_LEN: usize = 12;
 /// The longest frame.
 pub const FRAME_MAX: usize = 65_535;
-/// Most received frames that wait for the guest; further ones are dropped, as a network may.
+/// Maximum number of received frames that wait for the guest; further ones are dropped, as a
+/// network may.
 const WAITING_MAX: usize = 256;
 
 const FEATURE_MAC: u64 = 1 << 5;

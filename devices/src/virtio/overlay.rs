@@ -15,7 +15,7 @@ const BLOCK_LEN: usize = 4096;
 pub struct Overlay {
     base: Box<dyn BlockBackend>,
     blocks: BTreeMap<u64, Arc<[u8]>>,
-    /// Most blocks that may be changed.
+    /// Maximum number of blocks that may be changed.
     blocks_max: usize,
 }
 
@@ -28,7 +28,9 @@ impl std::fmt::Debug for Overlay {
 }
 
 impl Overlay {
-    /// A disk that begins as `base`. A write fails when the changes would take more than `limit` bytes.
+    /// A disk that begins as `base`.
+    ///
+    /// A write fails if the changes would take more than `limit` bytes.
     pub fn new(base: Box<dyn BlockBackend>, limit: u64) -> Self {
         Self {
             base,
@@ -37,7 +39,7 @@ impl Overlay {
         }
     }
 
-    /// The contents of a block of the base; what is after its end is zero.
+    /// Reads a block of the base image. Bytes after the end of the image are zero.
     fn base_block(&mut self, number: u64) -> io::Result<Arc<[u8]>> {
         let mut data = vec![0; BLOCK_LEN];
         let left = self.base.len().saturating_sub(number * BLOCK);
@@ -46,8 +48,9 @@ impl Overlay {
         Ok(data.into())
     }
 
-    /// Calls `change` for each block of a range, with the bytes of the block that are in the range
-    /// and their offset in it.
+    /// Calls `change` for each block of a range.
+    ///
+    /// Its arguments are the block's bytes that lie in the range, and their offset in the range.
     fn change(
         &mut self,
         offset: u64,

@@ -25,7 +25,7 @@ const SIZE: u16 = 8;
 /// Writes of devices, as address and length.
 pub type Writes = Arc<Mutex<Vec<(u64, u64)>>>;
 
-/// Guest memory at 0, and what devices wrote to it.
+/// Returns guest memory that begins at address 0, and the log of devices' writes to it.
 pub fn memory() -> (DmaMemory, Writes) {
     let writes = Writes::default();
     let log = writes.clone();
@@ -172,7 +172,8 @@ impl Driver {
             .unwrap()
     }
 
-    /// Makes a request of one readable and one writable buffer, and returns the latter.
+    /// Makes a request of one readable and one writable buffer. Returns the writable buffer's
+    /// bytes.
     pub fn request(&mut self, queue: u64, readable: &[u8], writable: usize) -> Vec<u8> {
         let before = self.used(queue);
         self.memory

@@ -1,4 +1,4 @@
-//! Sums a trace up for the page.
+//! Computes the sums of a trace that the page shows.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -14,13 +14,13 @@ use crate::lines::LineTable;
 use crate::stack::{CallTree, FunctionIndex};
 use crate::timeline::{SampledRun, describe, nanoseconds};
 
-/// Most rows of each table.
+/// Maximum number of rows of each table.
 const FUNCTIONS_MAX: usize = 1000;
 const BRANCHES_MAX: usize = 300;
 const EVENTS_MAX: usize = 2000;
 /// Columns of the time line.
 const COLUMNS: u64 = 400;
-/// A frame is drawn if it has at least one in this many of all instructions.
+/// A frame is drawn if it has at least 1 / `FRAME_SHARE` of all instructions.
 const FRAME_SHARE: u64 = 5000;
 
 #[derive(Serialize)]
@@ -308,7 +308,7 @@ fn event_columns(run: &SampledRun, span: &TimeSpan) -> BTreeMap<&'static str, Ve
     kinds
 }
 
-/// Lines and executed lines of each source file; an error says why there are none.
+/// Counts lines and executed lines of each source file; an error says why it cannot.
 fn coverage(flow: &Flow, guest: &Guest, lines: &LineTable) -> Result<Vec<FileRow>, String> {
     if !flow.is_contiguous {
         return Err("the trace has not all branches".to_owned());

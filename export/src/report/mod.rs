@@ -14,7 +14,7 @@ use crate::input::Guest;
 use crate::timeline::SampledRun;
 use data::PageData;
 
-/// The page; a line of it is replaced by the data.
+/// The template of the page. One of its lines is replaced by the data.
 const PAGE: &str = include_str!("page.html");
 const DATA_MARK: &str = "/*DATA*/";
 

@@ -1,4 +1,4 @@
-//! The notes of a core file: registers, and VMCOREINFO of a Linux kernel.
+//! The notes of a core file: the registers, and a Linux kernel's VMCOREINFO.
 
 use hindsight_cpu::state::{CpuState, gpr, seg};
 use object::elf::NT_PRSTATUS;
@@ -9,22 +9,25 @@ use crate::target::PhysicalMemory;
 /// The type of a note with the registers of a thread.
 pub(super) const PRSTATUS: u32 = NT_PRSTATUS.0;
 
-/// The length of Linux's `struct elf_prstatus` for x86-64, and where the process and the registers are
-/// in it.
+/// The size of Linux's `struct elf_prstatus` for x86-64 in bytes.
+///
+/// The next two constants are the offsets of its process ID and its registers.
 const PRSTATUS_BYTES: usize = 336;
 const PRSTATUS_PID: usize = 32;
 const PRSTATUS_REGISTERS: usize = 112;
 
-/// What a kernel's VMCOREINFO note begins with, apart from the length of its contents: the length of
-/// its name, type 0, the name, and the name of the first value.
+/// The name of a VMCOREINFO note, padded to a multiple of 4.
+///
+/// The note consists of a header of [`INFO_HEADER`] bytes, this name, and contents that begin with
+/// [`INFO_FIRST`]. The header has the length of the name, the length of the contents, and type 0.
 const INFO_NAME: &[u8] = b"VMCOREINFO\0\0";
 const INFO_FIRST: &[u8] = b"OSRELEASE=";
 const INFO_HEADER: usize = 12;
-/// The longest contents that Linux writes: a page.
+/// Maximum length of the contents that Linux writes: a page.
 const INFO_MAX: usize = 4096;
 const PAGE: usize = 4096;
 
-/// Appends a note. `name` ends with a zero.
+/// Appends a note to `metadata`. `name` ends with a zero byte.
 pub(super) fn append(metadata: &mut Vec<u8>, name: &[u8], kind: u32, contents: &[u8]) {
     let length = |bytes: &[u8]| u32::try_from(bytes.len()).unwrap_or(0).to_le_bytes();
     metadata.extend(length(name));
@@ -36,7 +39,9 @@ pub(super) fn append(metadata: &mut Vec<u8>, name: &[u8], kind: u32, contents: &
     }
 }
 
-/// `struct elf_prstatus` of a vCPU, which is thread `vcpu` + 1 as for a connected debugger.
+/// Returns the `struct elf_prstatus` of a vCPU.
+///
+/// Its process ID is `vcpu` + 1, the thread's number for a connected debugger.
 pub(crate) fn prstatus(vcpu: u32, state: &CpuState) -> Vec<u8> {
     let general = |index: usize| state.gpr[index];
     let segment = |index: usize| &state.seg[index];
@@ -80,7 +85,9 @@ pub(crate) fn prstatus(vcpu: u32, state: &CpuState) -> Vec<u8> {
     status
 }
 
-/// The contents of the VMCOREINFO note that a Linux kernel has prepared, at the beginning of a page.
+/// Returns the contents of a Linux kernel's VMCOREINFO note, if RAM has one.
+///
+/// The kernel has prepared the note at the beginning of a page.
 pub(super) fn vmcoreinfo(memory: &dyn PhysicalMemory) -> Option<Vec<u8>> {
     let mut found = None;
     memory.visit_data(&mut |gpa, piece| {
@@ -95,7 +102,7 @@ pub(super) fn vmcoreinfo(memory: &dyn PhysicalMemory) -> Option<Vec<u8>> {
     found
 }
 
-/// The length of the contents, if a page begins with such a note.
+/// Returns the length of the contents, if the page begins with a VMCOREINFO note.
 fn info_length(page: &[u8]) -> Option<usize> {
     let (header, rest) = page.split_at_checked(INFO_HEADER)?;
     let name_len = &header[..4];

@@ -1,9 +1,10 @@
 //! The guest as an ELF core file, for gdb, crash and drgn.
 //!
-//! The file is never in memory as a whole: its headers are made when a client opens it, and the contents
-//! of segments are read from guest memory. Its notes are the registers of each vCPU and, if the
-//! guest is a Linux kernel, that kernel's VMCOREINFO. Its segments are what vCPU 0 has mapped, by linear
-//! address, and then all RAM. Both have guest-physical addresses, and share the bytes in the file.
+//! The file is never in memory as a whole: its headers are made when a client opens it, and the
+//! contents of its segments are read from guest memory. The notes have the registers of each vCPU
+//! and, if the guest is a Linux kernel, that kernel's VMCOREINFO. There is a segment for each range
+//! of linear addresses that vCPU 0 maps, and then one for each range of RAM. All segments have
+//! guest-physical addresses; segments of the same RAM share its bytes in the file.
 
 mod metadata;
 
@@ -20,12 +21,12 @@ use crate::memory::LinearMemory;
 use crate::memory::page_tables::{LinearRange, MappedRanges, PagingForm, SameRange};
 use crate::target::PhysicalMemory;
 
-/// The most mapped ranges that get a segment: an ELF file has less than 65 536 segments.
+/// Maximum number of mapped ranges with a segment: ELF allows less than 65 536 segments.
 const MAPPED_MAX: usize = 4096;
 /// Segments begin at multiples of this in the file.
 const PAGE: u64 = 4096;
 
-/// The bytes of the file that are the contents of a range of RAM.
+/// A range of RAM, and where the file has its contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RamPart {
     /// Offset in the file.
@@ -37,14 +38,16 @@ struct RamPart {
 /// A core file of a paused machine.
 #[derive(Debug)]
 pub(crate) struct CoreFile {
-    /// Headers and notes.
+    /// The headers and notes, with which the file begins.
     head: Vec<u8>,
-    /// Ascending, without gaps.
+    /// The contents of RAM, which follow `head`: in ascending order and without gaps in the file.
     parts: Vec<RamPart>,
 }
 
 impl CoreFile {
-    /// A file with the registers in `threads`, a `NT_PRSTATUS` each, and memory as vCPU 0 maps it.
+    /// Makes the headers of a core file of RAM and of the linear memory that vCPU 0 maps.
+    ///
+    /// `threads` has the `NT_PRSTATUS` note of each vCPU, as [`prstatus`] makes it.
     pub(crate) fn new(linear: &LinearMemory<'_>, threads: &[Vec<u8>], cancel: &CancelFlag) -> Self {
         let memory = linear.memory;
         let mut metadata = Vec::new();
@@ -91,7 +94,7 @@ impl CoreFile {
         last.map_or(self.head.len() as u64, |part| part.offset + part.len)
     }
 
-    /// Reads from `offset` on; fewer bytes than there are in `buffer` at the end of a part.
+    /// Reads bytes from `offset` on. At the end of a part, reads less than `buffer` holds.
     pub(crate) fn read(
         &self,
         memory: &dyn PhysicalMemory,
@@ -124,7 +127,7 @@ fn mapped(linear: &LinearMemory<'_>, cancel: &CancelFlag) -> Vec<LinearRange> {
     MappedRanges::find(linear.memory, &form, search, cancel).found
 }
 
-/// Lays RAM out in the file, from `offset` on.
+/// Assigns offsets in the file to the ranges of RAM, from `offset` on.
 fn ram_parts(ram: &[std::ops::Range<u64>], mut offset: u64) -> Vec<RamPart> {
     let part = |range: &std::ops::Range<u64>| {
         let (gpa, len) = (range.start, range.end - range.start);
@@ -159,7 +162,7 @@ fn metadata_segment(offset: u64, len: u64) -> ProgramHeader64<LE> {
     segment(PT_NOTE, ProgramFlags(0), offset, (0, 0), len)
 }
 
-/// The segment of a range that lies in one range of RAM; `None` if it does not.
+/// Returns the segment of a mapped range; `None` if it does not lie in one range of RAM.
 fn load(range: &LinearRange, parts: &[RamPart]) -> Option<ProgramHeader64<LE>> {
     let inside = |part: &&RamPart| range.physical.wrapping_sub(part.gpa) < part.len;
     let part = parts.iter().find(inside)?;
@@ -206,7 +209,7 @@ mod tests {
     use hindsight_cpu::state::CpuState;
     use object::read::elf::{ElfFile64, FileHeader as _, ProgramHeader as _};
 
-    /// The whole file, read in pieces.
+    /// Reads the whole file in pieces.
     fn bytes(core: &CoreFile, ram: &FlatRam) -> Vec<u8> {
         let mut file = Vec::new();
         let mut buffer = [0; 1000];
@@ -227,7 +230,7 @@ mod tests {
         file
     }
 
-    /// Address, guest-physical address and contents of each loadable segment.
+    /// Returns the linear address, guest-physical address and contents of each loadable segment.
     fn segments(file: &[u8]) -> Vec<(u64, u64, &[u8])> {
         let header = FileHeader64::<LE>::parse(file).unwrap();
         let headers = header.program_headers(LE, file).unwrap();

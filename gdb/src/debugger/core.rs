@@ -30,7 +30,7 @@ pub(crate) struct DebugSettings {
 pub struct DebugStop {
     /// The vCPU that stopped.
     pub vcpu: usize,
-    /// Why it stopped by itself; `None`: the debugger paused the machine.
+    /// Why the vCPU stopped; `None` if the debugger paused the machine.
     pub cause: Option<StopCause>,
 }
 
@@ -44,27 +44,27 @@ pub struct Debugger {
     pub(crate) breakpoints: BreakpointSet,
     /// The stop conditions that each vCPU resumed with last.
     pub(super) applied: Vec<StopConditions>,
-    /// What each vCPU does when the machine resumes; one without an action stays where it is.
+    /// What each vCPU does when the machine resumes. A vCPU without an action does not run.
     pub(super) actions: Vec<Option<ResumeAction>>,
     /// The vCPUs that the client gave an action, a bit each.
     pub(super) explicit_actions: u64,
     pub(crate) settings: DebugSettings,
-    /// How many branches the client's traces keep, if the client set that.
+    /// Maximum number of branches that a trace keeps, if the client has set it.
     pub(super) trace_limit: Option<usize>,
-    /// How much of each vCPU's trace the client has read.
+    /// The position up to which the client has read each vCPU's trace.
     pub(super) trace_positions: Vec<Option<TracePosition>>,
     pub(super) available: AvailableRegisters,
     layout: RegisterLayout,
     /// The values that control registers take.
     pub(crate) controls: ControlMasks,
-    /// The run can go back.
+    /// Whether the run is deterministic, so that the debugger can go back in it.
     pub(super) reversible: bool,
-    /// Stops that the client has not heard of.
+    /// Stops that have not been reported to the client.
     pub(crate) pending: VecDeque<DebugStop>,
     pub(crate) last_stop: DebugStop,
     /// The vCPU that the client has selected.
     pub(crate) selected: usize,
-    /// The vCPU of the next step back, where it is not the thread that gdbstub assumes.
+    /// The vCPU of the next reverse step, if it differs from the one that gdbstub assumes.
     pub(crate) step_back_vcpu: Option<usize>,
     /// Resuming has no effect: see [`crate::session`].
     pub(crate) suppress_resume: bool,
@@ -131,7 +131,7 @@ impl Debugger {
         }
     }
 
-    /// The machine.
+    /// The machine that is debugged.
     pub fn target(&mut self) -> &mut dyn DebugTarget {
         &mut *self.target
     }
@@ -146,7 +146,7 @@ impl Debugger {
         self.paused
     }
 
-    /// Whether the run can go back.
+    /// Whether the run is deterministic, so that the debugger can go back in it.
     pub const fn is_reversible(&self) -> bool {
         self.reversible
     }

@@ -5,7 +5,7 @@ use thiserror::Error;
 use crate::registers::RegisterError;
 use crate::target::{TargetError, Unavailable};
 
-/// Why the debugger could not do something.
+/// Why a debugger's request failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum DebugError {

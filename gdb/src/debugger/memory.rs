@@ -4,8 +4,9 @@ use super::core::Debugger;
 use super::error::DebugError;
 
 impl Debugger {
-    /// Reads memory as far as it goes, at a linear address of a vCPU, or at a guest-physical one if
-    /// the user chose that.
+    /// Reads memory at a linear address of a vCPU, up to the first byte that cannot be read.
+    ///
+    /// The address is guest-physical if the user has chosen that.
     pub(crate) fn read_memory(
         &mut self,
         vcpu: usize,

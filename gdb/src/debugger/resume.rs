@@ -8,7 +8,7 @@ use crate::breakpoints::BreakpointSet;
 use crate::registers::CodeModel;
 use crate::target::{ResumeError, StopCause, VcpuResume};
 
-/// Whether the machine would still stop for this, with the breakpoints that are set now.
+/// Whether the breakpoints that are set now would still cause this stop.
 fn is_still_due(conditions: &StopConditions, cause: &StopCause) -> bool {
     match cause {
         StopCause::Hit(StopHit::Execute(_)) => true,
@@ -32,8 +32,8 @@ impl Debugger {
         Ok(())
     }
 
-    /// Takes the reports of vCPUs that stopped by themselves and pauses the machine. Returns the stop
-    /// that the client hears of; `None` if no vCPU stopped.
+    /// Takes the reports of vCPUs that stopped by themselves and pauses the machine. Returns the
+    /// stop that the client hears of; `None` if no vCPU stopped.
     ///
     /// # Errors
     ///
@@ -57,8 +57,9 @@ impl Debugger {
         Ok(next)
     }
 
-    /// Moves the reports of vCPUs that stopped by themselves to the pending stops. If there are any
-    /// then, the machine is paused.
+    /// Moves the reports of vCPUs that stopped by themselves to the pending stops.
+    ///
+    /// Pauses the machine if there is a pending stop then.
     fn take_reports(&mut self) -> Result<(), DebugError> {
         let reports = self.target.take_stops()?;
         if reports.is_empty() && self.pending.is_empty() {
@@ -111,7 +112,7 @@ impl Debugger {
         }
     }
 
-    /// Has the vCPUs without an action of their own stay where they are.
+    /// Removes the action of each vCPU for which the client named none: it does not run.
     pub(crate) fn hold_other_vcpus(&mut self) {
         for (vcpu, action) in self.actions.iter_mut().enumerate() {
             if self.explicit_actions >> vcpu & 1 == 0 {
@@ -120,8 +121,9 @@ impl Debugger {
         }
     }
 
-    /// Resumes the machine. Where it cannot, or a stop is pending, [`Debugger::collect`] returns a stop
-    /// at once.
+    /// Resumes the machine.
+    ///
+    /// If it cannot resume, or a stop is pending, [`Debugger::collect`] returns a stop at once.
     pub(crate) fn resume(&mut self) -> Result<(), DebugError> {
         if self.suppress_resume {
             return Ok(());
@@ -154,9 +156,10 @@ impl Debugger {
         Ok(())
     }
 
-    /// Drops the pending stops of vCPUs that resume, where the client has removed what they stopped
-    /// for. Clients remove all breakpoints to step one vCPU over one of them, while the others stay
-    /// where they are.
+    /// Drops pending stops of vCPUs that resume, if the client has removed the breakpoint.
+    ///
+    /// To step one vCPU over a breakpoint, a client removes all breakpoints and resumes only this
+    /// vCPU. The pending stops of the other vCPUs are kept.
     fn drop_stale_stops(&mut self) {
         let conditions = self.breakpoints.conditions();
         let actions = &self.actions;
@@ -167,7 +170,7 @@ impl Debugger {
         });
     }
 
-    /// How a vCPU resumes; `None` if it stays where it is.
+    /// How a vCPU resumes; `None` if it does not run.
     fn vcpu_resume(&self, vcpu: usize) -> Option<VcpuResume> {
         let action = (*self.actions.get(vcpu)?)?;
         let applied = self.applied.get(vcpu)?;
@@ -191,7 +194,7 @@ impl Debugger {
         })
     }
 
-    /// Removes everything that the client has set, and resumes the machine.
+    /// Removes the client's breakpoints, traces and settings, and resumes the machine.
     pub fn detach(&mut self) {
         self.breakpoints = BreakpointSet::default();
         self.settings = DebugSettings::default();

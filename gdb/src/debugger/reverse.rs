@@ -1,4 +1,4 @@
-//! Instruction counts of a run that can go back.
+//! Positions in a deterministic run, as instruction counts.
 
 use super::core::Debugger;
 use super::error::DebugError;
@@ -10,7 +10,7 @@ impl Debugger {
         Ok(self.target.reverse()?.icount()?)
     }
 
-    /// Goes to an instruction of this run; `false`: the run ends earlier.
+    /// Goes to the point after `icount` instructions. Returns `false` if the run ends earlier.
     pub(crate) fn go_to(&mut self, icount: u64) -> Result<bool, DebugError> {
         self.require_paused(0)?;
         let reached = self.target.reverse()?.go_to(icount);

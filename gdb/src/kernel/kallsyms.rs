@@ -16,7 +16,7 @@ pub(super) const DIGIT_TOKENS: &[u8] = b"0\x001\x002\x003\x004\x005\x006\x007\x0
 /// Number of names for each marker.
 pub(super) const NAMES_PER_MARKER: usize = 256;
 
-/// The most symbols that are plausible: a kernel has some hundred thousand.
+/// Maximum number of plausible symbols: a kernel has some hundred thousand.
 const SYMBOLS_MAX: usize = 4_000_000;
 
 /// How far before the tokens the names begin at most, in bytes.
@@ -45,7 +45,7 @@ impl Default for SearchBudget {
 }
 
 impl SearchBudget {
-    /// What each search costs at least, in bytes.
+    /// Minimum cost of a search, in bytes.
     const SEARCH_BYTES: u64 = 1 << 20;
 
     fn spend(&mut self, bytes: u64) -> Option<()> {
@@ -60,11 +60,11 @@ const KERNEL_FIRST: u64 = 0xffff_ffff_8000_0000;
 /// A symbol of the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelSymbol {
-    /// Its linear address.
+    /// The symbol's linear address.
     pub address: u64,
-    /// Its type, as the letter that `nm` prints.
+    /// The symbol's type, as the letter that `nm` prints.
     pub kind: u8,
-    /// Its name.
+    /// The symbol's name.
     pub name: Vec<u8>,
 }
 
@@ -98,8 +98,8 @@ pub struct KallsymsTables {
     count: usize,
 }
 
-/// The 256 tokens, the address of their table, and the end of the table of their indices. `digits` is
-/// the address of [`DIGIT_TOKENS`].
+/// The 256 tokens, the address of their table, and the end of the table of their indices. `digits`
+/// is the address of [`DIGIT_TOKENS`].
 fn tokens(memory: &dyn PhysicalMemory, digits: u64) -> Option<(Vec<Vec<u8>>, u64, u64)> {
     // Tokens are a few letters each.
     let text = read(memory, digits, 256 * 24)?;
@@ -132,8 +132,9 @@ fn name_length(bytes: &[u8]) -> Option<(usize, usize)> {
     }
 }
 
-/// Parses `count` names at the beginning of `text`. Returns how many bytes they take, and the offset of
-/// each name that has a marker.
+/// Parses `count` names at the beginning of `text`.
+///
+/// Returns how many bytes they take, and the offset of each name that has a marker.
 fn walk(text: &[u8], count: usize, budget: &mut SearchBudget) -> Option<(usize, Vec<u32>)> {
     let mut at = 0;
     let mut markers = Vec::new();
@@ -151,8 +152,10 @@ fn walk(text: &[u8], count: usize, budget: &mut SearchBudget) -> Option<(usize, 
     (at <= text.len()).then_some((at, markers))
 }
 
-/// The length of the `count` names at the beginning of `text`. `None` if the markers do not follow, or
-/// something unknown is between them and the tokens, which begin where `text` ends.
+/// Returns the length of the `count` names at the beginning of `text`.
+///
+/// The table of markers must follow, and then the tokens, which begin where `text` ends. `None` if
+/// the markers are wrong, or unknown data lies before the tokens.
 fn names(text: &[u8], count: usize, budget: &mut SearchBudget) -> Option<usize> {
     let (len, markers) = walk(text, count, budget)?;
     let aligned = |at: usize| at.next_multiple_of(8);
@@ -168,8 +171,9 @@ fn names(text: &[u8], count: usize, budget: &mut SearchBudget) -> Option<usize> 
 }
 
 impl KallsymsTables {
-    /// The tables whose tokens of the digits are at guest-physical address `digits`.
-    /// `None` also when `budget` is used up.
+    /// Finds the tables whose tokens of the digits are at guest-physical address `digits`.
+    ///
+    /// Returns `None` also when `budget` is used up.
     pub fn find(
         memory: &dyn PhysicalMemory,
         digits: u64,
@@ -223,7 +227,7 @@ impl KallsymsTables {
         self.offsets(memory).map(|(_, base)| base)
     }
 
-    /// The name that these codes stand for, with the letter of its type before it.
+    /// Decodes a name from its codes. The letter of the symbol's type precedes the name.
     fn unpack(&self, codes: &[u8], budget: &mut SearchBudget) -> Option<Vec<u8>> {
         let mut whole = Vec::new();
         for &code in codes {
@@ -243,7 +247,8 @@ impl KallsymsTables {
         budget: &mut SearchBudget,
     ) -> Option<Vec<KernelSymbol>> {
         let (offsets, base) = self.offsets(memory)?;
-        // Where some offsets are negative, these are relative, and the others are absolute addresses.
+        // Where some offsets are negative, these are relative, and the others are absolute
+        // addresses.
         let absolute = offsets.iter().any(|&offset| offset < 0);
         let names = read(memory, self.names, self.len)?;
         let mut at = 0;

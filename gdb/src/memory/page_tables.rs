@@ -9,7 +9,7 @@ use crate::cancel::CancelFlag;
 use crate::modes;
 use crate::target::PhysicalMemory;
 
-/// The most tables that are read. Page tables that refer to each other describe millions.
+/// Maximum number of tables that are read. Page tables that refer to each other describe millions.
 pub(crate) const TABLES_MAX: usize = 1 << 14;
 /// The length of the longest table in bytes.
 const TABLE_BYTES: usize = 4096;
@@ -157,7 +157,7 @@ impl LinearRange {
 /// What the pages of one range have in common, besides consecutive linear addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SameRange {
-    /// These rights.
+    /// The pages have these rights in common.
     Rights(u64),
     /// Consecutive guest-physical addresses.
     Physical,

@@ -1,4 +1,4 @@
-//! What a command of the server is.
+//! The type of the server's monitor commands.
 
 use crate::debugger::{DebugError, Debugger};
 use crate::target::{CommandError, CommandHelp};

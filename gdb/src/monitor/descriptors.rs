@@ -10,7 +10,7 @@ use super::command::CommandReply;
 use crate::debugger::Debugger;
 use crate::modes;
 
-/// The most lines that a command prints.
+/// Maximum number of lines that a command prints.
 const LINES_MAX: usize = 1000;
 
 /// A descriptor of the GDT.

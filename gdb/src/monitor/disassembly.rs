@@ -17,7 +17,7 @@ const INSTRUCTION_BYTES_MAX: usize = 15;
 /// How many instructions are shown unless the user says otherwise.
 const COUNT_DEFAULT: u64 = 10;
 
-/// The most instructions that are shown.
+/// Maximum number of instructions that are shown.
 const COUNT_MAX: usize = 1000;
 
 fn format(instruction: &Instruction) -> String {
@@ -26,8 +26,8 @@ fn format(instruction: &Instruction) -> String {
     text
 }
 
-/// The instruction at RIP with its bytes, of which `code` holds the first ones; `None` if they are no
-/// instruction.
+/// The instruction at RIP with its bytes, of which `code` holds the first ones; `None` if they are
+/// no instruction.
 pub(super) fn instruction(state: &CpuState, code: &[u8]) -> Option<String> {
     let bits = modes::code_bits(state);
     let decoded = Decoder::with_ip(bits, code, state.rip, DecoderOptions::NONE).decode();

@@ -1,4 +1,4 @@
-//! Where Linux put its kernel.
+//! Finds the address to which Linux's KASLR moved the kernel.
 
 use super::arguments::no_arguments;
 use super::command::{CommandReply, failed};

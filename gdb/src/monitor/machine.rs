@@ -21,8 +21,10 @@ pub(super) fn quit(debugger: &mut Debugger, arguments: &[&str]) -> CommandReply 
     Ok("the machine ends".to_owned())
 }
 
-/// What the user types after a command that moved the guest, which gdb does not expect: it has no reply
-/// to a monitor command that would make it read the registers again.
+/// Tells the user how to make gdb read the registers again after a command moved the guest.
+///
+/// gdb does not expect that a monitor command moves the guest, and no reply makes it read the
+/// registers.
 const FLUSH: &str = "now type `maintenance flush register-cache` (after `target extended-remote`, \
      `starti N` does both)";
 

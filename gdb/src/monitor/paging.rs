@@ -14,7 +14,7 @@ use crate::memory::page_tables::{
 use crate::modes;
 use crate::target::CommandError;
 
-/// The most lines that a command prints.
+/// Maximum number of lines that a command prints.
 const LINES_MAX: usize = 1000;
 /// The rights in an entry, a letter each; `nx`: bit 63 forbids execution.
 fn rights(entry: u64, nx: bool) -> String {

@@ -11,7 +11,7 @@ use crate::breakpoints::BreakpointSet;
 use crate::debugger::Debugger;
 use crate::target::CommandError;
 
-/// The most ranges of ports that are watched.
+/// Maximum number of ranges of ports that are watched.
 const PORT_RANGES_MAX: usize = 1000;
 
 /// Parses an exception, by its mnemonic with or without `#`, or by its number.

@@ -1,4 +1,4 @@
-//! The kinds of code that a client can show.
+//! The kinds of code that a client can disassemble: 64, 32 and 16 bits.
 
 use std::fmt;
 

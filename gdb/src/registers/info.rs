@@ -19,28 +19,28 @@ pub(super) mod feature {
 /// One register.
 #[derive(Clone, Debug)]
 pub struct RegisterInfo {
-    /// Its name.
+    /// The register's name.
     pub name: String,
-    /// Its width in bits, as the client sees it.
+    /// The register's width in bits, as the client sees it.
     pub bits: u32,
-    /// Its type in the target description.
+    /// The register's type in the target description.
     pub(super) kind: &'static str,
-    /// Where its value is.
+    /// The place of the register's value.
     pub location: RegisterLocation,
     /// The feature of the target description that it belongs to.
     pub(super) feature: &'static str,
 }
 
-/// What the names of the performance-monitoring registers begin with.
+/// Prefixes of the names of performance-monitoring registers.
 const PMU_PREFIXES: [&str; 4] = ["perf", "pmc", "fixed", "pebs"];
 
 impl RegisterInfo {
-    /// Its width in bytes.
+    /// The register's width in bytes.
     pub const fn bytes(&self) -> usize {
         (self.bits / 8) as usize
     }
 
-    /// Its group, beyond those that clients define themselves: system, msr, lbr or pmu.
+    /// The register's group: system, msr, lbr or pmu. `None` for groups that clients define.
     ///
     /// lldb shows these groups; gdb's code for x86 ignores the groups of target descriptions.
     pub fn group(&self) -> Option<&'static str> {

@@ -1,4 +1,4 @@
-//! Where a register is.
+//! The place of a register's value.
 
 use hindsight_cpu::state::seg;
 use hindsight_regs::msr;
@@ -62,8 +62,9 @@ pub enum RegisterLocation {
     Debug(u8),
     /// IA32_KERNEL_GS_BASE.
     KernelGsBase,
-    /// What gdb requires of a Linux thread to write a core file: the number of the system call that is
-    /// to be restarted, which is none. Writes have no effect.
+    /// `orig_rax`, the system call that Linux would restart: always none. Writes have no effect.
+    ///
+    /// gdb requires it of a Linux thread to write a core file.
     RestartedSystemCall,
     /// An MSR that [`CpuState`](hindsight_cpu::state::CpuState) does not hold.
     Msr(u32),

@@ -5,11 +5,11 @@ use hindsight_regs::msr;
 /// An MSR that is shown as a register where the machine has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MsrRegister {
-    /// Its index.
+    /// The MSR's index.
     pub index: u32,
-    /// Its name for the client.
+    /// The name under which the client shows the MSR.
     pub name: String,
-    /// Its type in the target description.
+    /// The register's type in the target description.
     pub(super) kind: &'static str,
 }
 

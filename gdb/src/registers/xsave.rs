@@ -70,7 +70,9 @@ pub(super) fn read(state: &CpuState, component: u32, offset: usize, len: usize) 
     initial
 }
 
-/// Writes bytes of a component, after the rest of it got the values that it counted as.
+/// Writes bytes of a component.
+///
+/// A component whose XSTATE_BV bit is 0 has its initial values, which are stored first.
 pub(super) fn write(state: &mut CpuState, component: u32, offset: usize, value: &[u8]) {
     let bv = xstate_bv(state);
     let area = &mut state.xsave.0;

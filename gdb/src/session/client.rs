@@ -11,7 +11,7 @@ use crate::stop_reply;
 use crate::stub::errno;
 use crate::thread_id;
 
-/// What the bytes of a client lead to.
+/// The state of a session after a client's bytes were processed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum SessionStatus {
@@ -23,8 +23,8 @@ pub enum SessionStatus {
     Killed,
 }
 
-/// How many bytes of output wait for [`ClientSession::take_output`] before no more input is processed,
-/// apart from the replies to one packet.
+/// How many bytes of output wait for [`ClientSession::take_output`] before no more input is
+/// processed, apart from the replies to one packet.
 const OUTPUT_MAX: usize = 1 << 18;
 
 /// One client's session.
@@ -87,8 +87,8 @@ impl ClientSession {
         }
     }
 
-    /// Whether the client has killed the machine: call [`Debugger::kill`] when it disconnects. In the
-    /// extended protocol it may go on with another run instead.
+    /// Whether the client has killed the machine: call [`Debugger::kill`] when it disconnects. In
+    /// the extended protocol it may go on with another run instead.
     pub const fn has_killed(&self) -> bool {
         self.killed
     }
@@ -101,8 +101,8 @@ impl ClientSession {
 
     /// Processes bytes from the client, in pieces of any size.
     ///
-    /// Afterwards, while [`Debugger::has_pending_stop`] says so, call [`Debugger::collect`] and report
-    /// the stop.
+    /// Afterwards, while [`Debugger::has_pending_stop`] says so, call [`Debugger::collect`] and
+    /// report the stop.
     pub fn receive(&mut self, debugger: &mut Debugger, bytes: &[u8]) -> SessionStatus {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -149,8 +149,8 @@ impl ClientSession {
         self.running = false;
     }
 
-    /// Reports that the machine has ended, if the client waits for a stop: with the exit status, or as
-    /// killed.
+    /// Reports that the machine has ended, if the client waits for a stop: with the exit status, or
+    /// as killed.
     pub fn report_end(&mut self, status: Option<u8>) {
         if self.running {
             match status {
@@ -265,7 +265,8 @@ impl ClientSession {
         SessionStatus::Open
     }
 
-    /// Answers the packets by which a client kills the machine or detaches; `None` for another packet.
+    /// Answers the packets by which a client kills the machine or detaches; `None` for another
+    /// packet.
     fn end_session(&mut self, body: &[u8]) -> Option<SessionStatus> {
         Some(match body {
             b"k" => {

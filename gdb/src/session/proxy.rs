@@ -1,4 +1,4 @@
-//! `gdbstub` as a function from packets to replies, which survives errors.
+//! Passes packets to `gdbstub` and returns its replies; replaces `gdbstub` after an error.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -37,7 +37,7 @@ impl Connection for StubOutput {
 
 type StubMachine = GdbStubStateMachine<'static, Debugger, StubOutput>;
 
-/// A state machine of `gdbstub`, and what a fresh one needs to replace it.
+/// A state machine of `gdbstub`, and the packets that a new one needs to replace it.
 #[derive(Default)]
 pub(super) struct StubProxy {
     machine: Option<StubMachine>,
@@ -70,8 +70,9 @@ impl StubProxy {
         matches!(self.machine, Some(GdbStubStateMachine::Running(_)))
     }
 
-    /// Hands a packet to `gdbstub`. Returns the bodies of its replies; `None` after an error from which
-    /// it cannot continue.
+    /// Passes a packet to `gdbstub`. Returns the bodies of its replies.
+    ///
+    /// `None` after an error from which `gdbstub` cannot continue.
     pub(super) fn feed(&mut self, debugger: &mut Debugger, body: &[u8]) -> Option<Vec<Vec<u8>>> {
         let mut machine = self.machine.take().or_else(|| self.fresh(debugger))?;
         for byte in framing::encode_packet(body) {
@@ -96,8 +97,10 @@ impl StubProxy {
         Some(self.take_replies())
     }
 
-    /// The replies of `gdbstub` to a stop of a vCPU, with registers that the client need not request.
-    /// `gdbstub` gives them only while it believes that the machine runs.
+    /// Returns the replies of `gdbstub` to a stop of a vCPU.
+    ///
+    /// They contain registers, which the client then need not request. `gdbstub` sends them only
+    /// while its state is that the machine runs.
     pub(super) fn report_stop(
         &mut self,
         debugger: &mut Debugger,
@@ -127,7 +130,7 @@ impl StubProxy {
         framing::bodies(&sent)
     }
 
-    /// A state machine that has seen the packets whose effect lasts.
+    /// Makes a state machine, and passes it the client's packets that have a lasting effect.
     fn fresh(&mut self, debugger: &mut Debugger) -> Option<StubMachine> {
         self.output.0.borrow_mut().clear();
         let stub = GdbStub::builder(self.output.clone())

@@ -1,4 +1,4 @@
-//! `qMemoryRegionInfo`: what a linear address leads to, for lldb's `memory region`.
+//! `qMemoryRegionInfo`: how a linear address is mapped, for lldb's `memory region`.
 
 use std::ops::Range;
 
@@ -8,11 +8,12 @@ use crate::memory::page_tables::{
     LinearRange, MappedRanges, NO_EXECUTE, PagingForm, SameRange, USER, WRITABLE,
 };
 
-/// The most ranges that are searched.
+/// Maximum number of ranges that are searched.
 const RANGES_MAX: usize = 1 << 14;
 
-/// Answers for an address in the memory that a vCPU addresses, or in guest-physical memory if the user
-/// chose that.
+/// Returns the reply for an address in the linear memory of a vCPU.
+///
+/// The address is guest-physical if the user has chosen that.
 pub(super) fn reply(debugger: &mut Debugger, vcpu: usize, address: &[u8]) -> String {
     let address = std::str::from_utf8(address).ok();
     let Some(address) = address.and_then(|digits| u64::from_str_radix(digits, 16).ok()) else {

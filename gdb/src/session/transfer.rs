@@ -15,9 +15,9 @@ pub(super) struct DocumentTransfer {
 
 /// What the filter does with a `qXfer` packet.
 pub(super) enum TransferReply {
-    /// It sends this body.
+    /// The filter sends this body.
     Body(Vec<u8>),
-    /// It leaves the packet to `gdbstub`.
+    /// The filter passes the packet to `gdbstub`.
     Pass,
 }
 

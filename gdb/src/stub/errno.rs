@@ -1,4 +1,4 @@
-//! Errors as numbers, which is all that most replies can carry.
+//! Converts errors to error numbers, because most replies carry no text.
 
 use gdbstub::target::TargetError as StubError;
 

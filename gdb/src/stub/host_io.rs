@@ -13,7 +13,7 @@ use crate::framing::BODY_MAX;
 /// The only file descriptor.
 const FD: u32 = 3;
 
-/// Most bytes in one reply: escaping can double them.
+/// Maximum number of bytes in one reply: escaping can double them.
 const READ_MAX: usize = BODY_MAX / 2 - 64;
 
 impl HostIo for Debugger {
@@ -38,7 +38,7 @@ impl HostIo for Debugger {
     }
 }
 
-/// The open file.
+/// Returns the open file with this descriptor.
 fn open_file(debugger: &Debugger, fd: u32) -> HostIoResult<&ClientFile, Debugger> {
     let file = debugger.open_file.as_ref().filter(|_| fd == FD);
     file.ok_or(HostIoError::Errno(HostIoErrno::EBADF))

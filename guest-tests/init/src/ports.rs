@@ -8,9 +8,9 @@ use crate::text::{Text, decimal};
 /// How a port is used.
 #[derive(Clone, Copy)]
 pub enum Port {
-    /// It is read.
+    /// The program reads from the port.
     Reads,
-    /// It is written.
+    /// The program writes to the port.
     Writes,
 }
 

@@ -1,14 +1,14 @@
-//! What to run: the file `/exec` of the initramfs, made by `hindsight exec`.
+//! Parses the file `/exec` of the initramfs, in which `hindsight exec` says what to run.
 //!
 //! Records end with a NUL. The first byte of each is its kind.
 
 use core::ffi::CStr;
 
-/// Most arguments, and most variables of the environment.
+/// Maximum number of arguments, and most variables of the environment.
 pub const WORDS_MAX: usize = 4096;
-/// Most additional groups.
+/// Maximum number of additional groups.
 const GROUPS_MAX: usize = 64;
-/// Most folders that the command may change.
+/// Maximum number of folders that the command may change.
 pub const FOLDERS_MAX: usize = 16;
 
 /// Pointers to words, with a null pointer at the end.
@@ -38,13 +38,13 @@ impl Words {
     }
 }
 
-/// What to run, and as whom.
+/// The command to run, with its user, groups and environment.
 pub struct Request {
     /// The program, a path or a name.
     pub program: Option<&'static CStr>,
-    /// Its arguments, from its name on.
+    /// The command's arguments, beginning with its name.
     pub args: Words,
-    /// Its environment.
+    /// The command's environment.
     pub environment: Words,
     /// The value of PATH.
     pub search_path: &'static [u8],
@@ -73,7 +73,7 @@ fn number(text: &CStr) -> u32 {
 }
 
 impl Request {
-    /// A request of nothing.
+    /// Makes an empty request.
     pub const fn new() -> Self {
         Self {
             program: None,

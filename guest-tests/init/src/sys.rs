@@ -213,11 +213,11 @@ pub fn set_host_name(name: &[u8]) {
     let _ = call!(170, name.as_ptr().expose_provenance(), name.len());
 }
 
-/// Open flags.
+/// Open for reading.
 pub const O_RDONLY: usize = 0;
 /// Open for writing.
 pub const O_WRONLY: usize = 1;
-/// Open for both.
+/// Open for reading and writing.
 pub const O_RDWR: usize = 2;
 /// Close when a program is executed.
 pub const O_CLOEXEC: usize = 0o2_000_000;
@@ -230,11 +230,11 @@ pub const MS_MOVE: usize = 1 << 13;
 /// Wait only for children that have ended.
 pub const WNOHANG: usize = 1;
 
-/// Error numbers.
+/// A signal interrupted the call.
 pub const EINTR: i32 = 4;
 /// No such file.
 pub const ENOENT: i32 = 2;
 /// Not a directory.
 pub const ENOTDIR: i32 = 20;
-/// Already there.
+/// The file exists already.
 pub const EEXIST: i32 = 17;

@@ -34,7 +34,7 @@ pub struct LbrStack {
     pub from: [u64; ENTRIES],
     /// Destinations.
     pub to: [u64; ENTRIES],
-    /// Flags and cycles.
+    /// MSR_LBR_INFO of each entry: flags and elapsed cycles.
     pub info: [u64; ENTRIES],
 }
 
@@ -102,8 +102,8 @@ pub fn ler() -> (u64, u64) {
 
 /// Checks that the stack, which was empty before, holds exactly the records `expected`.
 ///
-/// It checks TOS, the records from the newest on as far as they were not overwritten, that the other
-/// entries are empty, and that no INFO has flags.
+/// It checks TOS, the records from the newest on as far as they were not overwritten, that the
+/// other entries are empty, and that no INFO has flags.
 pub fn check_records(stack: &LbrStack, expected: &[TakenBranch]) -> bool {
     let count = expected.len() as u64;
     let mut equal = check_eq!(stack.tos, count % ENTRIES as u64, "TOS");

@@ -120,17 +120,17 @@ pub fn preset(counter: u32, events: u64) {
     set(counter, events.wrapping_neg());
 }
 
-/// A general-purpose counter.
+/// Reads a general-purpose counter.
 pub fn get(counter: u32) -> u64 {
     msr::read(reg::IA32_PMC0 + counter)
 }
 
-/// A fixed counter.
+/// Reads a fixed counter.
 pub fn fixed(counter: u32) -> u64 {
     msr::read(reg::IA32_FIXED_CTR0 + counter)
 }
 
-/// IA32_PERF_GLOBAL_STATUS.
+/// Reads IA32_PERF_GLOBAL_STATUS.
 pub fn status() -> u64 {
     msr::read(reg::IA32_PERF_GLOBAL_STATUS)
 }
@@ -234,12 +234,12 @@ pub struct PebsArea(*mut PebsPages);
 impl PebsArea {
     /// Prepares a buffer for `records` and writes IA32_DS_AREA.
     ///
-    /// The threshold is at record `threshold`, `reset` holds the reset values of the counters, and all
-    /// bytes of the buffer are A5H.
+    /// The threshold is at record `threshold`, `reset` holds the reset values of the counters, and
+    /// all bytes of the buffer are A5H.
     pub fn new(records: usize, threshold: usize, reset: [u64; 4]) -> Self {
         let ds = Self(&raw mut AREA);
-        // SAFETY: only one CPU uses the pages, and only through this pointer; PEBS stores no records
-        // before the counters start.
+        // SAFETY: only one CPU uses the pages, and only through this pointer; PEBS stores no
+        // records before the counters start.
         unsafe { (*ds.0).buffer = [0xa5a5_a5a5_a5a5_a5a5; 512] };
         let base = ds.base();
         let end = |records: usize| base + (records * pebs::RECORD) as u64;

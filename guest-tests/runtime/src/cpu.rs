@@ -50,7 +50,7 @@ pub(crate) struct CatchFrame {
 /// Memory of one CPU.
 #[repr(C)]
 pub struct CpuArea {
-    /// Its own address, read through GS.
+    /// The address of this area, which code reads through GS.
     this: *mut CpuArea,
     /// 0 for the bootstrap processor, then in order of starting.
     pub index: usize,

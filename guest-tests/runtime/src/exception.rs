@@ -108,7 +108,7 @@ impl Show for CaughtException {
     }
 }
 
-/// The most events that an [`ExceptionLog`] holds; later ones are only counted.
+/// Maximum number of events that an [`ExceptionLog`] holds; later ones are only counted.
 pub const LOG_EVENTS: usize = 64;
 
 /// Exceptions that were resumed, in order.

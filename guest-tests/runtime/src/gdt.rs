@@ -2,7 +2,7 @@
 //!
 //! [`crate::boot`] lays the table out; each CPU adds its TSS descriptor when it starts.
 
-/// The most CPUs that a payload can use.
+/// Maximum number of CPUs that a payload can use.
 pub const MAX_CPUS: usize = 64;
 
 /// Selector of the 64-bit code segment of CPL 0.

@@ -15,7 +15,7 @@ use crate::system::batch::{
 };
 use crate::system::class::SystemClass;
 
-/// How many random descriptors there are, 16 bytes each.
+/// Number of random descriptors, of 16 bytes each.
 const DESCRIPTOR_COUNT: u16 = 32;
 /// Vector of the INT n that ends a batch.
 const LEAVE: u8 = 0x80;

@@ -16,7 +16,8 @@ use std::sync::Arc;
 
 /// Batches after which the vCPU is replaced, so that its code cache stays small.
 const BATCHES_PER_VCPU: u64 = 256;
-/// Most instructions of a run, more than any batch has: a longer run counts as endless.
+/// Maximum number of instructions of a run, more than any batch has: a longer run counts as
+/// endless.
 const BUDGET: u64 = 1 << 20;
 
 /// The interpreter with one vCPU.
@@ -42,8 +43,8 @@ impl SystemInterpRunner {
             host: ram.pointer(),
             writable: true,
         };
-        // SAFETY: the mapping has this length, and its owner goes along. The runner accesses the RAM
-        // only while the vCPU does not run, because both need the runner mutably.
+        // SAFETY: the mapping has this length, and its owner goes along. The runner accesses the
+        // RAM only while the vCPU does not run, because both need the runner mutably.
         let memory = unsafe { Memory::new(&[spec], ram.owner()) }?;
         Ok(Self {
             vcpu: Vcpu::new(Arc::new(memory)),

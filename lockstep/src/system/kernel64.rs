@@ -208,7 +208,7 @@ fn gate(ram: &mut [u8], vector: usize, at: usize, kind: u64) {
     put(ram, IDT + vector * 16 + 8, target >> 32);
 }
 
-/// Writes a batch.
+/// Writes a batch to guest memory.
 pub(super) fn load(ram: &mut [u8], base: u32, batch: &SystemBatch) {
     let region = &mut ram[REGION..];
     let window = if batch.uses_window {

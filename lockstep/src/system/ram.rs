@@ -7,9 +7,9 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// How a batch may end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BatchEnd {
-    /// By its last instruction.
+    /// The batch executed its last instruction.
     Done,
-    /// By a triple fault: the cases after it did not run.
+    /// A triple fault ended the batch, and the cases after it did not run.
     Shutdown,
 }
 

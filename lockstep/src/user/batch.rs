@@ -60,7 +60,7 @@ pub(crate) enum ResultSource {
 pub(crate) struct InsnSlot {
     /// The instruction, decoded at its address.
     pub(crate) insn: Instruction,
-    /// Its linear address.
+    /// The instruction's linear address.
     pub(crate) rip: u32,
     /// The results that it stores.
     pub(crate) results: Vec<SlotResult>,

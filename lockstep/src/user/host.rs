@@ -133,7 +133,7 @@ pub(super) struct HostRunner {
     view: Mapping,
     /// The region at its linear addresses, and the signal stack.
     _parts: Vec<Mapping>,
-    /// The thread's signal stack before.
+    /// The signal stack that the thread had before.
     previous: libc::stack_t,
     /// The batch that is in the region.
     installed: Option<BatchId>,

@@ -61,7 +61,7 @@ pub fn run(
     Ok(())
 }
 
-/// Works on a class for some time; returns whether all its cases are done.
+/// Runs cases of a class for a time slice; returns whether all its cases are done.
 fn run_slice(
     class: InsnClass,
     options: &UserOptions,

@@ -9,7 +9,7 @@ use crate::error::TraceError;
 use crate::header::TraceSummary;
 use crate::writer::{END_MAGIC, INDEX_MAGIC};
 
-/// Most vCPUs that a trace may name.
+/// Maximum number of vCPUs that a trace may name.
 const CPUS_MAX: u32 = 4096;
 
 /// A number at an offset of bytes that may be cut off.

@@ -17,7 +17,7 @@ pub(crate) const END_MAGIC: [u8; 8] = *b"HSTREND\x1a";
 /// Writes blocks, or keeps the last ones.
 pub(crate) struct BlockOutput {
     out: Box<dyn Write + Send>,
-    /// Bytes written.
+    /// Number of bytes written so far.
     offset: u64,
     blocks: Vec<BlockInfo>,
     summary: TraceSummary,

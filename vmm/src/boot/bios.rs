@@ -59,13 +59,13 @@ pub(super) fn add_structures(placement: &mut Placement<'_>) {
 
 /// Whether the vector is a call of the BIOS, or an exception that the guest does not handle.
 ///
-/// The vectors of the two interrupt controllers and NMIs must not change the CF of the code that they
-/// interrupt.
+/// The vectors of the two interrupt controllers and NMIs must not change the CF of the code that
+/// they interrupt.
 const fn is_call(vector: u8) -> bool {
     !matches!(vector, 2 | 8..=0x0f | 0x70..=0x77)
 }
 
-/// Offset in the handlers of that of `vector`.
+/// The offset of the handler of `vector` in the code of the handlers.
 fn handler(vector: u8) -> u16 {
     if is_call(vector) {
         VECTORS_AT + u16::from(vector) * VECTOR_SIZE

@@ -20,7 +20,7 @@ pub struct LoadedImage {
     pub placed: Vec<PlacedPart>,
 }
 
-/// Most modules, including the initrd.
+/// Maximum number of modules, including the initrd.
 const MODULES_MAX: usize = 256;
 
 /// Detects the protocol of `image`; `None` if its format is unknown.

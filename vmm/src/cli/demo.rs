@@ -90,7 +90,7 @@ fn print(lines: &[String]) -> io::Result<()> {
     out.flush()
 }
 
-/// What standard output can show.
+/// Returns what standard output can display.
 fn terminal_style(plain: bool) -> TerminalStyle {
     let stdout = io::stdout();
     let terminal = stdout.is_terminal();

@@ -34,7 +34,7 @@ pub(super) fn listen(options: &DebugOptions) -> anyhow::Result<Option<Listener>>
     Ok(Some(listener))
 }
 
-/// How branches are recorded, with the functions of `image` for names.
+/// Returns the options of `--record`. Names of functions are looked up in `image`.
 ///
 /// # Errors
 ///

@@ -22,7 +22,7 @@ pub enum Backend {
 /// Why the name of a backend is refused.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum ParseBackendError {
-    /// It is none of the four.
+    /// The text names no backend.
     #[error("unknown console {0:?}: use stdio, none, file:PATH or unix:PATH")]
     Unknown(String),
     /// No path follows the colon.

@@ -22,7 +22,7 @@ const RETRY: Timespec = Timespec {
     tv_nsec: 10_000_000,
 };
 
-/// Most typed bytes that wait for the guest to accept them.
+/// Maximum number of typed bytes that wait for the guest to accept them.
 const TYPED_MAX: usize = 4096;
 
 /// A thread that reads input. Dropping it ends and joins the thread.
@@ -166,8 +166,8 @@ pub fn read_terminal_or_pipe(
     })
 }
 
-/// Whether this process group may read the terminal; one that is not our controlling terminal always
-/// may be read.
+/// Whether this process group may read the terminal; one that is not our controlling terminal
+/// always may be read.
 fn in_foreground(terminal: &OwnedFd) -> bool {
     match rustix::termios::tcgetpgrp(terminal) {
         Ok(group) => group == rustix::process::getpgrp(),

@@ -1,9 +1,10 @@
 //! Connects a guest's serial port and debug console to a terminal, a file or a unix socket.
 //!
-//! A thread writes output from a bounded buffer, so that a guest that writes single bytes does not cost
-//! a system call for each. Another thread reads input and passes it to a callback. The terminal is raw
-//! only while a [`Console`] reads input from it. It is restored when the console is dropped, by the
-//! panic hook, by a signal ([`watch_signals`]), or by [`restore_terminal`] before a call of `exit`.
+//! A thread writes output from a bounded buffer, so that a guest that writes single bytes does not
+//! cost a system call for each. Another thread reads input and passes it to a callback. The
+//! terminal is raw only while a [`Console`] reads input from it. It is restored when the console is
+//! dropped, by the panic hook, by a signal ([`watch_signals`]), or by [`restore_terminal`] before a
+//! call of `exit`.
 
 mod backend;
 mod escape;
@@ -53,7 +54,7 @@ pub enum ConsoleError {
     PathInUse {
         /// The socket.
         path: PathBuf,
-        /// What uses it.
+        /// The user of the path: a process or a file.
         reason: &'static str,
     },
     /// The socket cannot be created.
@@ -75,9 +76,9 @@ pub enum ConsoleError {
 
 /// Passes input to the guest and returns how many bytes it accepted; the rest is offered again.
 ///
-/// It must not wait for a device that may itself wait for output, since the escape key would not work
-/// during that time. For a shared serial port it is
-/// `serial.try_lock().map_or(0, |mut serial| serial.input(bytes))`.
+/// It must not wait for a device that may itself wait for output, since the escape key would not
+/// work during that time. For a shared serial port it is `serial.try_lock().map_or(0, |mut serial|
+/// serial.input(bytes))`.
 pub type Deliver = Box<dyn Fn(&[u8]) -> usize + Send>;
 
 /// An open console.
@@ -161,17 +162,17 @@ impl Console {
 
     /// A writer for a device, which writes into a buffer of 64 KiB.
     ///
-    /// When the buffer is full, the client of a socket loses the oldest bytes, and the device waits for
-    /// a terminal, pipe or file until [`Console::release`].
+    /// When the buffer is full, the client of a socket loses the oldest bytes, and the device waits
+    /// for a terminal, pipe or file until [`Console::release`].
     pub fn output(&self) -> Box<dyn Write + Send> {
         Box::new(self.outbox.handle())
     }
 
     /// Starts reading input, and sets standard input to raw mode if it is a terminal.
     ///
-    /// The reading thread calls `deliver` with the bytes, and `quit` for the escape sequence Ctrl-A x.
-    /// Bytes that `deliver` does not accept are offered again; typed bytes beyond 4 KiB of them are
-    /// lost. A socket accepts its first client after this call.
+    /// The reading thread calls `deliver` with the bytes, and `quit` for the escape sequence Ctrl-A
+    /// x. Bytes that `deliver` does not accept are offered again; typed bytes beyond 4 KiB of them
+    /// are lost. A socket accepts its first client after this call.
     ///
     /// # Errors
     ///

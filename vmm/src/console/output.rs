@@ -44,7 +44,7 @@ pub struct Outbox {
     filled: Condvar,
     /// Signals writers that the buffer has shrunk, or that they must not wait.
     emptied: Condvar,
-    /// What counts the output and reports failures; `None` for the clients of a socket.
+    /// Counts the output and reports failures; `None` for the clients of a socket.
     output: Option<Output>,
 }
 
@@ -224,8 +224,8 @@ impl Write for OutboxWriter {
     }
 }
 
-/// Writes all of `bytes`, also to a descriptor that does not block: another process that shares it may
-/// have set that.
+/// Writes all of `bytes`, also to a descriptor that does not block: another process that shares it
+/// may have set that.
 fn write_all(target: &OwnedFd, bytes: &[u8], output: Option<&Output>) -> io::Result<()> {
     let write = |part: &[u8]| Ok(rustix::io::write(target, part)?);
     let mut rest = bytes;

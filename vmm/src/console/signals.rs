@@ -1,4 +1,4 @@
-//! Signals that end the process, after the terminal was restored, and those that do not.
+//! Handles signals: restores the terminal, then ends the machine or the process.
 
 use std::io;
 use std::thread;
@@ -12,8 +12,8 @@ use crate::sandbox::{ThreadKind, enter};
 
 /// Calls `stop` with the number of the first SIGHUP, SIGINT, SIGQUIT or SIGTERM.
 ///
-/// The call is made on a thread of its own, with the terminal restored, and must make the machine end
-/// in order. A second signal ends the process at once.
+/// The call is made on a thread of its own, with the terminal restored, and must make the machine
+/// end in order. A second signal ends the process at once.
 ///
 /// After SIGCONT, the terminal is raw again if it was.
 ///

@@ -7,7 +7,7 @@ use vm_memory::GuestMemoryMmap;
 use crate::vcpu::crash::{Crash, CrashCause};
 use crate::vcpu::debug::stop::{StopReason, Unsupported};
 
-/// What the user reads when only the interpreter could do something.
+/// Returns the message about a request that only the interpreter can serve.
 pub(super) fn needs_interpreter(unsupported: &Unsupported) -> String {
     format!("this needs --engine auto or interp: {unsupported}")
 }

@@ -31,9 +31,9 @@ use crate::vcpu::run_control::Outcome;
 pub(super) struct MachineTarget {
     pub(super) board: Arc<Board>,
     pub(super) memory: MachineMemory,
-    /// What decides whether KVM can debug each vCPU, where it is known since the last pause.
+    /// The debug status of each vCPU; `None` if it was not read since the last pause.
     statuses: Vec<Option<DebugStatus>>,
-    /// What this host's KVM can do for a debugger, once that matters.
+    /// The breakpoints that this host's KVM supports; `None` until they are first needed.
     pub(super) hw_breakpoint_support: Option<HwBreakpointSupport>,
     /// The vCPUs whose branches a client traces, a bit each.
     pub(super) traced: u64,
@@ -90,7 +90,7 @@ impl MachineTarget {
         self.statuses.fill(None);
     }
 
-    /// What decides whether KVM can debug a vCPU.
+    /// Returns the state of a vCPU that decides whether KVM can debug it.
     pub(super) fn debug_status(&mut self, vcpu: usize) -> Result<DebugStatus, TargetError> {
         match self.statuses.get(vcpu).copied().flatten() {
             Some(status) => Ok(status),
@@ -98,7 +98,7 @@ impl MachineTarget {
         }
     }
 
-    /// A report in the server's terms.
+    /// Converts a vCPU's stop report to the type of the gdb server.
     fn vcpu_stop(&mut self, report: StopReport) -> VcpuStop {
         let vcpu = report.id;
         self.set_status(vcpu, report.state.as_deref().map(DebugStatus::from));

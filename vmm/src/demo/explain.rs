@@ -51,7 +51,7 @@ pub fn msr(access: &MsrAccess, config: &MsrConfig) -> String {
     }
 }
 
-/// What completes an access that succeeds.
+/// Names the model that completes an access to an MSR.
 fn completed(spec: &MsrSpec, write: bool) -> String {
     let owner = match (spec.owner, spec.index) {
         (Owner::Tsc, regs::IA32_TSC_ADJUST) if write => "TSC model; TSC moves too",

@@ -13,7 +13,7 @@ const RECORD_WORDS: usize = 8;
 const BRANCHES_MAX: u64 = 1 << 14;
 /// Longest name, in bytes.
 const NAME_MAX: u64 = 64;
-/// Most pixels in a row or column.
+/// Maximum number of pixels in a row or column.
 const SIDE_MAX: u64 = 256;
 
 /// A record of the log.
@@ -30,7 +30,7 @@ pub struct DemoRecord {
 pub enum DemoEntry {
     /// A phase begins.
     Phase {
-        /// Its name.
+        /// The phase's name.
         name: String,
         /// The privilege level of its work.
         cpl: u8,
@@ -55,7 +55,7 @@ pub enum DemoEntry {
     Result {
         /// Name of the result.
         name: String,
-        /// Its value.
+        /// The result's value.
         value: u64,
     },
     /// An entry of the LBR stack, oldest first.
@@ -74,7 +74,7 @@ pub enum DemoEntry {
 pub struct TracedBranch {
     /// The branch instruction.
     pub from: u64,
-    /// Its target.
+    /// The branch's target.
     pub to: u64,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! A debugger's write divides the run into stretches. The checkpoint after the write begins a new
 //! stretch; the stretch before it ends at the instruction count of the write. Re-execution that
-//! reaches this count continues with the checkpoint, so that the write happens again, and going back
-//! across it undoes it.
+//! reaches this count continues with the checkpoint, so that the write happens again, and going
+//! back across it undoes it.
 
 use super::machine::DeterministicMachine;
 use crate::state::Snapshot;
@@ -62,8 +62,9 @@ impl DebuggerWrite {
         Self { after, ..self }
     }
 
-    /// Whether this write began the call of a guest function that `last` ends: it moved the
-    /// instruction pointer, and `last` restores all registers.
+    /// Whether this write began the call of a guest function that `last` ends.
+    ///
+    /// Then this write moved the instruction pointer, and `last` restores all registers.
     pub(super) fn is_call_ended_by(&self, last: &Self) -> bool {
         self.before.jumps_to(&self.after)
             && last.before.jumps_to(&last.after)
@@ -75,9 +76,9 @@ impl DebuggerWrite {
 #[derive(Debug)]
 pub(super) struct RunCheckpoint {
     pub(super) snapshot: Snapshot,
-    /// Pages that it does not share with the checkpoint before it.
+    /// Number of pages that it does not share with the checkpoint before it.
     pages: usize,
-    /// The debugger's write after which it was taken.
+    /// The debugger's write after which the checkpoint was taken, if any.
     pub(super) write: Option<DebuggerWrite>,
 }
 
@@ -134,8 +135,9 @@ impl CheckpointList {
         begins.unwrap_or(0)
     }
 
-    /// The write that ends the stretch which begins at checkpoint `stretch`: the index of its
-    /// checkpoint, and the instruction count at which it was made.
+    /// Finds the write that ends the stretch which begins at checkpoint `stretch`.
+    ///
+    /// Returns the index of the write's checkpoint, and the instruction count of the write.
     pub(super) fn write_after(&self, stretch: usize) -> Option<(usize, u64)> {
         let later = self.0.iter().enumerate().skip(stretch.saturating_add(1));
         let mut writes = later.filter_map(|(index, checkpoint)| {
@@ -145,7 +147,7 @@ impl CheckpointList {
         writes.next()
     }
 
-    /// Drops what follows `icount` in the stretch that begins at checkpoint `stretch`.
+    /// Drops checkpoints after `icount` in the stretch that begins at checkpoint `stretch`.
     pub(super) fn truncate_after(&mut self, stretch: usize, icount: u64) {
         let begins = stretch.saturating_add(1);
         let later = self.0.iter().enumerate().skip(begins);
@@ -188,7 +190,7 @@ impl CheckpointList {
         });
     }
 
-    /// Pages that they hold in addition to those of the first one.
+    /// Number of pages that the checkpoints hold in addition to those of the first one.
     pub(super) fn pages(&self) -> usize {
         self.0
             .iter()
@@ -197,9 +199,10 @@ impl CheckpointList {
             .sum()
     }
 
-    /// Drops every second checkpoint but the last and those that hold writes. If all hold writes,
-    /// drops the first, so that the run begins later. Returns whether the spacing of new checkpoints
-    /// should grow.
+    /// Drops every second checkpoint, except the last one and those that hold writes.
+    ///
+    /// If all hold writes, drops the first, so that the run begins later. Returns whether the
+    /// spacing of new checkpoints should grow.
     pub(super) fn thin(&mut self) -> bool {
         let count = self.0.len();
         let last = count - 1;

@@ -211,8 +211,9 @@ impl DeterministicMachine {
         self.vcpus.get_mut(cpu).map(InterpVcpu::cpu_state)
     }
 
-    /// Sets the state of vCPU `cpu`, which makes this a different run. Returns `false` if there is
-    /// no such vCPU.
+    /// Sets the state of vCPU `cpu`. Returns `false` if there is no such vCPU.
+    ///
+    /// The run is then no longer that of the machine's configuration and input.
     ///
     /// # Errors
     ///
@@ -227,8 +228,8 @@ impl DeterministicMachine {
         Ok(true)
     }
 
-    /// Writes guest-physical memory; from then on the run differs from one without the write. Returns
-    /// `false` if part of the range is not memory.
+    /// Writes guest-physical memory; from then on the run differs from one without the write.
+    /// Returns `false` if part of the range is not memory.
     pub fn write_memory(&mut self, address: u64, bytes: &[u8]) -> bool {
         let vcpu = self.vcpus.first();
         vcpu.is_some_and(|vcpu| vcpu.memory().write(address, bytes))

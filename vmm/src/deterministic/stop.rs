@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub enum RunStop {
     /// The machine reached the requested instruction count.
     Reached,
-    /// The run ended before; [`super::DeterministicMachine::take_outcome`] says how.
+    /// The run ended before that; [`super::DeterministicMachine::take_outcome`] says how.
     Ended,
     /// A vCPU reached what [`super::DeterministicMachine::set_stops`] requests.
     Hit {

@@ -10,14 +10,16 @@ use crate::state::{PAGE, RestoreError};
 pub struct CheckpointLimits {
     /// Instructions between two checkpoints, at least 1. Grows with the length of the run.
     pub spacing: u64,
-    /// Most checkpoints, at least 2.
+    /// Maximum number of checkpoints, at least 2.
     pub count: usize,
-    /// Most bytes of pages that the checkpoints hold in addition to those of the first one.
+    /// Maximum number of bytes of pages that the checkpoints hold in addition to those of the first
+    /// one.
     pub bytes: u64,
 }
 
 impl Default for CheckpointLimits {
-    /// In a short run, going back takes about as long as 5 million instructions.
+    /// Returns the default limits. Going back in a short run takes as long as 5 million
+    /// instructions.
     fn default() -> Self {
         Self {
             spacing: 5_000_000,
@@ -38,8 +40,8 @@ pub struct Timeline {
     machine: DeterministicMachine,
     limits: CheckpointLimits,
     checkpoints: CheckpointList,
-    /// Index of the checkpoint that begins the stretch in which the machine is: the beginning of the
-    /// timeline, or the last debugger's write.
+    /// Index of the checkpoint that begins the stretch in which the machine is: the beginning of
+    /// the timeline, or the last debugger's write.
     stretch: usize,
     /// The registers before the first debugger's write since the machine ran.
     before_write: Option<AllRegisters>,
@@ -96,8 +98,8 @@ impl Timeline {
 
     /// The highest instruction count before the current one that is in the timeline.
     ///
-    /// The instructions of a guest function that a debugger called are not. Nor is the state before a
-    /// debugger's write at the current instruction count: going back undoes the write and the
+    /// The instructions of a guest function that a debugger called are not. Nor is the state before
+    /// a debugger's write at the current instruction count: going back undoes the write and the
     /// instruction before it.
     pub fn previous(&self) -> Option<u64> {
         let now = self.machine.icount();
@@ -157,8 +159,8 @@ impl Timeline {
 
     /// Runs forwards to `icount`, and stops on the way for what the machine's stops request.
     ///
-    /// If the machine is already past `icount`, it does not run. Consoles get only the output that
-    /// they have not got before.
+    /// If the machine is already past `icount`, it does not run. Output that a console has received
+    /// before is not repeated.
     ///
     /// # Errors
     ///
@@ -189,8 +191,10 @@ impl Timeline {
         }
     }
 
-    /// At the end of a stretch, continues to the write that follows, unless `icount` lies before it.
-    /// Returns whether it did.
+    /// Repeats the debugger's write that ends the current stretch, if the machine has reached it.
+    ///
+    /// The write is not repeated if `icount` lies before the checkpoint after it. Returns whether
+    /// the write was repeated.
     fn repeat_write(&mut self, icount: u64) -> Result<bool, RestoreError> {
         let Some((index, end)) = self.checkpoints.write_after(self.stretch) else {
             return Ok(false);
@@ -203,8 +207,10 @@ impl Timeline {
         Ok(repeat)
     }
 
-    /// Prepares for a debugger's write, which makes another future: what the run did after the
-    /// current instruction is dropped when it continues.
+    /// Saves the registers before a debugger's write.
+    ///
+    /// The write invalidates the run after the current instruction: [`Self::commit_write`] then
+    /// drops the later checkpoints.
     pub fn prepare_write(&mut self) {
         if self.before_write.is_none() {
             self.before_write = Some(AllRegisters::of(&mut self.machine));

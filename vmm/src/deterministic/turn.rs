@@ -19,8 +19,8 @@ use crate::vcpu::run_control::{Checkpoint, CheckpointState};
 /// Instructions in a turn.
 pub const QUANTUM: u64 = 10_000;
 
-/// The most retired instructions of a snapshot: a machine that runs on from there never counts beyond
-/// 64 bits.
+/// Maximum number of retired instructions of a snapshot: a machine that runs on from there never
+/// counts beyond 64 bits.
 const COUNT_MAX: u64 = 1 << 62;
 
 /// How a turn ended, or why it was interrupted.
@@ -38,7 +38,7 @@ pub(super) enum TurnEnd {
     Delivered,
     /// The guest cannot continue, and a debugger inspects it.
     Crashed,
-    /// The guest has ended the run, and a debugger holds it there.
+    /// The guest has ended the run, and a debugger keeps the machine paused at the end.
     AtEnd,
     /// Interrupted: a debugger pauses the machine.
     Paused,

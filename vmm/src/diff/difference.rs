@@ -21,7 +21,7 @@ pub struct Difference {
 #[derive(Debug, Default)]
 pub(super) struct DifferenceList {
     pub differences: Vec<Difference>,
-    /// There are more than those.
+    /// There are more differences than are listed.
     pub truncated: bool,
 }
 

@@ -81,7 +81,7 @@ pub struct DivergedMachine {
     pub ended: bool,
     /// The vCPU that executed the instruction.
     pub state: CpuState,
-    /// Its last branches, the oldest first.
+    /// The last branches of that vCPU, the oldest first.
     pub branches: Vec<Branch>,
 }
 

@@ -27,7 +27,7 @@ pub enum DiffVerdict {
     Same {
         /// How many instructions were compared.
         icount: u64,
-        /// Both runs ended there.
+        /// Whether both runs ended there.
         ended: bool,
     },
     /// The first difference.

@@ -5,9 +5,7 @@ use std::arch::x86_64::__cpuid_count;
 use crate::harness::select::TestJob;
 use crate::kvm::exactness::FacilityGroup::{self, *};
 
-/// The payloads of each group. `demo` and `workload` assert nothing, `hello` nothing of a facility,
-/// `arming` what the payloads of single facilities assert, and `choices` and `debugger` run with
-/// options of their own.
+/// The payloads of each group. `UNGROUPED` lists the payloads that belong to none.
 const PAYLOADS: &[(FacilityGroup, &[&str])] = &[
     (SingleStep, &["tf", "shadow"]),
     (
@@ -86,14 +84,18 @@ const PAYLOADS: &[(FacilityGroup, &[&str])] = &[
 ];
 
 /// Payloads that belong to no group.
+///
+/// `demo` and `workload` assert nothing, and `hello` asserts nothing about a facility. `arming`
+/// repeats what other payloads assert. `choices` and `debugger` run with options of their own.
 #[cfg(test)]
 const UNGROUPED: &[&str] = &["arming", "choices", "debugger", "demo", "hello", "workload"];
 
-/// Cases of other payloads that use single-stepping.
+/// Cases that belong to the group of single-stepping, although their payload does not.
 const STEPPING: &[&str] = &["debug_basic/int1", "debug_basic/single_step"];
 
-/// The short set, in the order in which its cases run: those first that fail most often and harm no
-/// host.
+/// The short set, in the order in which its cases run.
+///
+/// The cases come first that fail on most hosts and harm none.
 const SHORT: &[&str] = &[
     "debug_basic/int1 cpl=0",
     "shadow/step_comes_later cpl=0",
@@ -115,15 +117,15 @@ const SHORT: &[&str] = &[
     "rdt/",
 ];
 
-/// Cases that must not run under KVM on some hosts, because they can end more than their own process.
+/// Cases that must not run under KVM on some hosts, because they can crash the host.
 struct Harm {
     /// The hypervisor by its CPUID signature (leaf 40000000H).
     host: &'static [u8; 12],
-    /// Needs of such cases.
+    /// A case with one of these needs is harmful.
     needs: &'static [&'static str],
-    /// Beginnings of the names of others.
+    /// A case whose name begins with one of these is harmful too.
     names: &'static [&'static str],
-    /// What happens.
+    /// What such a case does to the host, for the verdict.
     reason: &'static str,
 }
 
@@ -171,8 +173,9 @@ fn group_of(job: &TestJob) -> Option<FacilityGroup> {
         .map(|(group, _)| *group)
 }
 
-/// The jobs of `group` among `all`: those that a machine with the default options runs. With `short`,
-/// those of the short set, in its order.
+/// Returns the jobs of `group`, without those that always run in the interpreter.
+///
+/// With `short`, returns only the jobs of the short set, in its order.
 pub(super) fn jobs_of(group: FacilityGroup, all: &[TestJob], short: bool) -> Vec<TestJob> {
     let chosen = all.iter().filter(|job| {
         let in_interpreter_anyway = job.case.as_ref().is_none_or(|case| {
@@ -194,7 +197,9 @@ pub(super) fn jobs_of(group: FacilityGroup, all: &[TestJob], short: bool) -> Vec
     chosen
 }
 
-/// Why a job must not run under KVM below the hypervisor of this signature; `None` if it can.
+/// Why a job must not run under KVM in a guest of this hypervisor; `None` if it may.
+///
+/// `signature` is that of the hypervisor, from [`hypervisor_signature`].
 pub(super) fn harm(job: &TestJob, signature: &[u8]) -> Option<&'static str> {
     let case = job.case.as_ref()?;
     let is_named = |harm: &Harm| harm.names.iter().any(|name| job.id().starts_with(name));
@@ -208,7 +213,7 @@ pub(super) fn harm(job: &TestJob, signature: &[u8]) -> Option<&'static str> {
     found.map(|harm| harm.reason)
 }
 
-/// The CPUID signature of the hypervisor below this host; empty if there is none.
+/// The CPUID signature of the hypervisor in which this host runs; empty if there is none.
 pub(super) fn hypervisor_signature() -> Vec<u8> {
     let leaf = __cpuid_count(1, 0);
     // Bit 31 of ECX: a hypervisor is present, and leaf 40000000H has its signature.
@@ -238,7 +243,7 @@ mod tests {
         }
     }
 
-    /// Cases of several groups arm debug registers: those of modes too, which ended QEMU.
+    /// Cases of several groups arm debug registers. The case of `modes` once ended QEMU.
     #[test]
     fn cases_that_arm_debug_registers_are_harmful_in_qemu_tcg_alone() {
         let jobs = builtin_jobs().unwrap();

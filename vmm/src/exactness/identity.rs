@@ -1,4 +1,4 @@
-//! What identifies this host's KVM: verdicts are valid as long as it stays the same.
+//! Identifies this host's KVM. A verdict is valid as long as this identity stays the same.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -6,8 +6,8 @@ use std::path::Path;
 
 use xxhash_rust::xxh3::Xxh3;
 
-/// Fields of /proc/cpuinfo that identify the processor and its microcode. `flags` shows a hypervisor
-/// and mitigations.
+/// Fields of /proc/cpuinfo that identify the processor and its microcode. `flags` shows a
+/// hypervisor and mitigations.
 const CPUINFO: [&str; 6] = [
     "vendor_id",
     "cpu family",
@@ -17,8 +17,9 @@ const CPUINFO: [&str; 6] = [
     "flags",
 ];
 
-/// A hash of the kernel, KVM's modules with their parameters, and the processor. `None` if /proc or
-/// /sys cannot be read.
+/// Returns a hash of the kernel's version, KVM's modules and parameters, and the CPU.
+///
+/// `None` if /proc or /sys cannot be read.
 pub(super) fn kvm_identity() -> Option<String> {
     let kernel = fs::read_to_string("/proc/version").ok()?;
     let cpuinfo = first_processor(&mut BufReader::new(File::open("/proc/cpuinfo").ok()?));
@@ -26,8 +27,10 @@ pub(super) fn kvm_identity() -> Option<String> {
     Some(identity(&kernel, &cpuinfo, &modules))
 }
 
-/// The lines about the first processor: the others have the same model and microcode, and on a host
-/// with many processors the whole file takes milliseconds.
+/// Returns the lines of /proc/cpuinfo about the first processor.
+///
+/// The other processors have the same model and microcode, and reading the whole file takes
+/// milliseconds on a host with many of them.
 fn first_processor(cpuinfo: &mut dyn BufRead) -> String {
     let mut text = String::new();
     while let Ok(len) = cpuinfo.read_line(&mut text) {
@@ -55,7 +58,7 @@ fn identity(kernel: &str, cpuinfo: &str, modules: &[String]) -> String {
     format!("{:032x}", hash.digest128())
 }
 
-/// One line for each file that describes a KVM module: its parameters, source version and build ID.
+/// Returns a line for each parameter, source version and build ID of KVM's modules.
 fn modules(folder: &Path) -> Vec<String> {
     let mut lines = Vec::new();
     for module in fs::read_dir(folder).into_iter().flatten().flatten() {

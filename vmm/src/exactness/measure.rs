@@ -20,12 +20,12 @@ const CASE_LIMIT: Duration = Duration::from_secs(10);
 /// Guest memory of a case.
 const MEMORY: &str = "64M";
 
-/// How a machine runs while it is measured, whatever the saved verdicts say.
+/// How a machine runs while it is measured. Saved verdicts are ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum MeasureMode {
     /// Under KVM, which handles debug registers and single-stepping by itself.
     Alone,
-    /// Under KVM until the guest is seen to arm something.
+    /// Under KVM until the monitor sees that the guest has armed a facility.
     Moving,
 }
 
@@ -93,8 +93,9 @@ impl Measurement {
         verdict
     }
 
-    /// Runs cases until one fails twice. Those that would harm the host are not run, and count as
-    /// failed.
+    /// Runs the group's cases until one fails twice.
+    ///
+    /// Cases that would harm the host are not run and count as failed.
     fn run(
         &self,
         group: FacilityGroup,
@@ -136,12 +137,13 @@ impl Measurement {
         }
     }
 
-    /// Runs a case, and says why it does not count as passed.
+    /// Runs a case. Returns its result and, unless it counts as passed, the reason.
     fn judge(&self, job: &TestJob, runner: &Runner) -> Result<(CaseResult, Option<String>)> {
         let first = self.run_case(job, runner)?;
         match first.verdict {
             CaseVerdict::Pass => Ok((first, None)),
-            // The default processor may lack something. Then the case skips itself in the interpreter too.
+            // The default processor may lack something. Then the case skips itself in the
+            // interpreter too.
             CaseVerdict::Skip(_) => {
                 let interpreter = self.runner("--engine=interp");
                 let interpreted = self.run_case(job, &interpreter)?;
@@ -168,7 +170,8 @@ impl Measurement {
     }
 
     fn run_case(&self, job: &TestJob, runner: &Runner) -> Result<CaseResult> {
-        // The limits of the cases are meant for hosts that are not busy. A first start must not wait long.
+        // The limits of the cases are meant for hosts that are not busy. A first start must not
+        // wait long.
         let limit = match self.scope {
             Scope::Short => job.timeout().min(CASE_LIMIT),
             Scope::All => CASE_LIMIT,

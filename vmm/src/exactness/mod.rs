@@ -1,11 +1,12 @@
-//! Measures how exactly this host's KVM executes what a guest can use, with the built-in payloads.
+//! Measures which groups of facilities this host's KVM executes exactly.
 //!
-//! The cases of a [`FacilityGroup`] run in child processes of
-//! this program, each with a time limit, so that a case that hangs or crashes costs only its group's
+//! The measurement runs built-in payloads. The cases of a [`FacilityGroup`] run in child processes
+//! of this program, each with a time limit: a case that hangs or crashes affects only its group's
 //! verdict. Verdicts are kept on disk for one KVM (`identity`) and one build of this program.
 //!
 //! A group counts as exact only when all of its cases passed. A first start measures a short set
-//! ([`Scope::Short`]), which can only show that a group is not exact; `hindsight doctor` measures all.
+//! ([`Scope::Short`]), which can only show that a group is not exact; `hindsight doctor` measures
+//! all.
 
 mod groups;
 mod identity;
@@ -30,14 +31,15 @@ use crate::probe::host::measure_kvm;
 pub struct Verdicts(pub BTreeMap<FacilityGroup, GroupVerdict>);
 
 impl Verdicts {
-    /// What follows from the verdict on `group`.
+    /// What `--engine auto` does because of the verdict on `group`.
     pub fn action(&self, group: FacilityGroup) -> GroupAction {
         let verdict = self.0.get(&group).cloned().unwrap_or_default();
         verdict.action(group.visibility())
     }
 
-    /// The groups for which a machine must start in the interpreter, each with the reason: first those
-    /// of which a case failed.
+    /// The groups for which a machine must start in the interpreter, with the reasons.
+    ///
+    /// Groups with a failed case come first.
     pub fn deviations(&self) -> Vec<(FacilityGroup, String)> {
         let mut deviations: Vec<_> = FacilityGroup::ALL
             .into_iter()
@@ -55,14 +57,16 @@ impl Verdicts {
     }
 }
 
-/// Whether the engine of `--engine auto` depends on verdicts on this host: its KVM runs guests, and
-/// runs ring 0 natively.
+/// Whether `--engine auto` uses verdicts on this host.
+///
+/// It does if KVM can run guests here, and executes ring 0 natively.
 pub fn applies_to_host() -> bool {
     matches!(measure_kvm(), HostKvm::Usable { .. })
 }
 
-/// The verdicts on this host's KVM: the saved ones, and where there are none, those that the short
-/// set gives.
+/// Returns the verdicts on this host's KVM.
+///
+/// If none are saved, measures the short set and saves its verdicts.
 pub fn verdicts_for_start() -> Verdicts {
     let Some(store) = VerdictStore::of_this_kvm() else {
         return measure_short();
@@ -76,8 +80,8 @@ pub fn verdicts_for_start() -> Verdicts {
     verdicts
 }
 
-/// Measures every group and saves the verdicts for later starts. `on_case` is called with the group and
-/// the case for each case that has run, `on_group` with each verdict.
+/// Measures every group and saves the verdicts for later starts. `on_case` is called with the group
+/// and the case for each case that has run, `on_group` with each verdict.
 ///
 /// # Errors
 ///

@@ -35,15 +35,16 @@ pub struct VerdictStore {
 }
 
 impl VerdictStore {
-    /// This user's verdicts on this host's KVM. `None` if there is no home directory, or the KVM
-    /// cannot be identified.
+    /// Returns the store of this user's verdicts on this host's KVM.
+    ///
+    /// `None` if there is no home directory, or the KVM cannot be identified.
     pub fn of_this_kvm() -> Option<Self> {
         let file = cache_folder()?.join("hindsight/kvm-verdicts.json");
         let key = format!("{} {}", kvm_identity()?, build_id());
         Some(Self { file, key })
     }
 
-    /// The saved verdicts; empty if there are none on this KVM by this build.
+    /// Returns the verdicts that this build has saved for this KVM; empty if there are none.
     pub fn load(&self) -> Verdicts {
         let content = fs::read_to_string(&self.file).ok();
         let content = content.and_then(|text| serde_json::from_str::<VerdictFile>(&text).ok());
@@ -74,7 +75,7 @@ impl VerdictStore {
         renamed
     }
 
-    /// Replaces the saved verdicts. If that fails, they are measured again next time.
+    /// Replaces the saved verdicts, or logs the error. The next start then measures them again.
     pub fn save_or_log(&self, verdicts: &Verdicts) {
         if let Err(error) = self.save(verdicts) {
             tracing::debug!(%error, "verdicts are not saved");

@@ -13,17 +13,17 @@ use std::time::Duration;
 use hindsight_cpu::profile::CpuProfile;
 use thiserror::Error;
 
-/// Most cases in an image.
+/// Maximum number of cases in an image.
 pub const CASES_MAX: usize = 1024;
 /// Longest name of a case, in bytes.
 pub const NAME_BYTES_MAX: usize = 120;
-/// Most vCPUs of a case.
+/// Maximum number of vCPUs of a case.
 pub const VCPUS_MAX: u32 = 64;
 /// Longest time limit of a case.
 pub const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
 /// Time limit of a case that does not specify one.
 pub const TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
-/// Most entries in one list of a record.
+/// Maximum number of entries in one list of a record.
 const LIST_MAX: usize = 64;
 
 /// Why the case records of an image are refused.

@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 pub const CASE_SECTION: &[u8] = b".hindsight.cases";
 /// Largest case section, and largest section name table, in bytes.
 const SECTION_BYTES_MAX: u64 = 1 << 20;
-/// Most sections an image may have.
+/// Maximum number of sections an image may have.
 const SECTIONS_MAX: u64 = 1 << 16;
 const SECTION_HEADER_BYTES: u64 = 64;
 

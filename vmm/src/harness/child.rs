@@ -40,9 +40,9 @@ pub enum ChildEnd {
 pub struct FinishedChild {
     /// How it ended.
     pub end: ChildEnd,
-    /// Its standard output: the guest's serial line.
+    /// The child's standard output: the guest's serial line.
     pub output: Transcript,
-    /// Its standard error: the VMM's messages.
+    /// The child's standard error: the VMM's messages.
     pub stderr: Transcript,
     /// Time from start to end.
     pub elapsed: Duration,

@@ -9,7 +9,7 @@ use crate::probe;
 use crate::probe::{Finding, ProbeVerdict};
 use crate::sync::lock;
 
-/// Says which needs of the cases this host meets.
+/// Which needs of the cases this host meets.
 pub trait Capabilities {
     /// Whether `need` is the name of a probe.
     fn is_known(&self, need: &str) -> bool {
@@ -57,7 +57,7 @@ fn unmet_reason(finding: &Finding) -> Option<String> {
 pub struct Lacking<'a> {
     /// Needs that are not met, each with the reason.
     lacking: &'a [(String, String)],
-    /// Says about all other needs.
+    /// The capabilities that decide about all other needs.
     rest: &'a dyn Capabilities,
 }
 

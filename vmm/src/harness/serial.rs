@@ -7,11 +7,11 @@ use std::collections::VecDeque;
 
 /// Longest line to keep, in bytes; the rest of the line is dropped.
 const LINE_BYTES_MAX: usize = 2048;
-/// Most lines to keep from the end of the output.
+/// Maximum number of lines to keep from the end of the output.
 const TAIL_LINES_MAX: usize = 40;
-/// Most bytes to keep from the end of the output.
+/// Maximum number of bytes to keep from the end of the output.
 const TAIL_BYTES_MAX: usize = 16 << 10;
-/// Most bytes of report lines to parse; later report lines are ignored.
+/// Maximum number of bytes of report lines to parse; later report lines are ignored.
 const REPORT_BYTES_MAX: usize = 16 << 10;
 
 /// A failed assertion: `fail CASE cpl=N FILE:LINE MESSAGE expected=.. found=..`.

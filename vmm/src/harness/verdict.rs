@@ -39,7 +39,7 @@ pub enum CaseVerdict {
 pub struct CaseFailure {
     /// The kind of failure.
     pub kind: FailureKind,
-    /// One line that describes it.
+    /// One line that describes the failure.
     pub message: String,
     /// The failed assertions.
     pub assertions: Vec<FailedAssertion>,

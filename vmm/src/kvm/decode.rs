@@ -17,7 +17,7 @@ use crate::kvm::exit::{InternalError, KvmExit, MsrReply, PortData};
 const SUBERROR_EMULATION: u32 = 1;
 /// KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES.
 const FLAG_INSTRUCTION_BYTES: u64 = 1;
-/// Most bytes of instruction that KVM reports.
+/// Maximum number of bytes of instruction that KVM reports.
 const INSTRUCTION_BYTES: usize = 15;
 
 /// Decodes the exit that KVM_RUN reported by returning 0.

@@ -1,6 +1,6 @@
-//! How exactly this host's KVM executes what a guest can use, as plain data.
+//! Verdicts on this host's KVM: which groups of facilities it executes exactly.
 //!
-//! [`crate::exactness`] measures it with the built-in payloads. The engine policy decides by it:
+//! [`crate::exactness`] measures them with the built-in payloads. The engine policy uses them:
 //! [`GroupVerdict::action`] is the whole rule.
 
 use std::fmt;
@@ -14,7 +14,7 @@ pub const UNMEASURED: &str = "not measured";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FacilityGroup {
-    /// RFLAGS.TF, INT1, and what delays or hides a single-step trap.
+    /// RFLAGS.TF, INT1, and conditions that delay or suppress a single-step trap.
     SingleStep,
     /// DR0-7, RF, interrupt shadows and breakpoint conditions.
     DebugRegisters,
@@ -57,7 +57,7 @@ impl FacilityGroup {
         Self::Smm,
     ];
 
-    /// When the monitor can tell that a guest uses the group.
+    /// How the monitor can observe that a guest uses the group.
     pub const fn visibility(self) -> Visibility {
         match self {
             Self::SingleStep | Self::DebugRegisters | Self::IoBreakpoints => {
@@ -93,41 +93,42 @@ impl fmt::Display for FacilityGroup {
     }
 }
 
-/// When the monitor can tell that a guest uses a group of facilities.
+/// How the monitor can observe that a guest uses a group of facilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Visibility {
-    /// A write of an MSR arms it, and every such write exits.
+    /// By the write to an MSR that arms the group: every such write exits.
     ByMsr,
-    /// MOV DR and the guest's own #DB exit, on a KVM that offers it: the measurement shows whether
-    /// the machine can move in time.
+    /// By MOV DR and the guest's own #DB, which exit on some KVMs.
+    ///
+    /// The measurement shows whether the machine can then move in time.
     ByDebugExit,
-    /// KVM executes it without an exit.
+    /// Never: the guest uses the group without an exit.
     Unseen,
 }
 
-/// How a group of facilities fared in one way of running.
+/// The result of measuring a group of facilities in one mode of running.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Exactness {
-    /// Not all of its cases were run.
+    /// Not all cases of the group were run.
     #[default]
     Unmeasured,
-    /// All of its cases passed.
+    /// All cases of the group passed.
     Exact,
-    /// A case failed: its name, and how.
+    /// A case failed: its name and its failure.
     Inexact(String),
 }
 
 /// The verdict on a group of facilities.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupVerdict {
-    /// KVM handles the group by itself.
+    /// The result while KVM handles the group by itself.
     pub alone: Exactness,
-    /// The machine moves into the interpreter when the guest is seen to arm it.
+    /// The result while the machine moves to the interpreter as soon as the guest arms the group.
     pub moving: Exactness,
 }
 
-/// What follows from a [`GroupVerdict`].
+/// How a machine runs because of a [`GroupVerdict`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GroupAction {
     /// The guest may use the group under KVM.
@@ -139,8 +140,10 @@ pub enum GroupAction {
 }
 
 impl GroupVerdict {
-    /// The rule: a guest runs under KVM only while everything that it could use unseen was measured
-    /// to be exact.
+    /// Returns how a machine runs because of this verdict.
+    ///
+    /// A guest runs under KVM only while each group that it can use without an exit was measured to
+    /// be exact.
     pub fn action(&self, visibility: Visibility) -> GroupAction {
         match (visibility, &self.alone, &self.moving) {
             (Visibility::ByDebugExit | Visibility::Unseen, Exactness::Exact, _) => {
@@ -156,7 +159,7 @@ impl GroupVerdict {
 }
 
 impl GroupVerdict {
-    /// Whether failed cases show that a guest that may use the group must be interpreted.
+    /// Whether a case failed, so that a guest that may use the group must be interpreted.
     pub fn deviates(&self, visibility: Visibility) -> bool {
         let inexact = |exactness: &Exactness| matches!(exactness, Exactness::Inexact(_));
         match visibility {

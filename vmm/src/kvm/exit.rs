@@ -121,12 +121,12 @@ impl MsrReply<'_> {
         *self.error = 0;
     }
 
-    /// WRMSR succeeds.
+    /// Completes the WRMSR.
     pub const fn done(self) {
         *self.error = 0;
     }
 
-    /// The guest gets #GP(0).
+    /// Raises #GP(0) in the guest instead.
     pub const fn fault(self) {
         *self.error = 1;
     }

@@ -9,7 +9,7 @@ use kvm_ioctls::{MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, Vm
 
 use crate::kvm::{KvmError, ioctl};
 
-/// Most MSRs in one range of the filter: a bitmap of 32 bytes.
+/// Maximum number of MSRs in one range of the filter: a bitmap of 32 bytes.
 const RANGE: u32 = 256;
 
 /// One range of the filter. A set bit lets KVM complete the access.

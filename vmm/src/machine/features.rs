@@ -30,10 +30,10 @@ pub(super) fn available(engine: Engine, changes: bool) -> Facilities {
     }
 }
 
-/// What KVM executes, in CPUID's form.
+/// Returns a CPUID leaf with the features that KVM executes.
 ///
-/// Without the controls of speculation, whose MSRs would have to reach the host's processor at every
-/// entry to the guest's kernel.
+/// The controls of speculation are left out: their MSRs would have to be written on the host's
+/// processor at every entry to the guest's kernel.
 pub(super) fn executed_by_kvm(host: &kvm::KvmDevice, leaf: u32, subleaf: u32) -> CpuidRegs {
     let mut regs = host.supported_cpuid(leaf, subleaf);
     if (leaf, subleaf) == (7, 0) {
@@ -42,10 +42,11 @@ pub(super) fn executed_by_kvm(host: &kvm::KvmDevice, leaf: u32, subleaf: u32) ->
     regs
 }
 
-/// CPUID of what KVM and the interpreter both execute.
+/// Returns a CPUID leaf with the features that both KVM and the interpreter execute.
 ///
-/// A guest that moves between the engines must not see a difference. The layout of the XSAVE area is
-/// the host's, because XSAVE executes on the host's processor under KVM; the interpreter follows it.
+/// A guest that moves between the engines must not see a difference. The layout of the XSAVE area
+/// is the host's, because XSAVE executes on the host's processor under KVM; the interpreter follows
+/// it.
 pub(super) fn executed_by_both(host: &kvm::KvmDevice, leaf: u32, subleaf: u32) -> CpuidRegs {
     let kvm = executed_by_kvm(host, leaf, subleaf);
     let interp = hindsight_interp::supported_cpuid(leaf, subleaf);

@@ -32,7 +32,7 @@ pub struct Machine {
     vcpus: Vec<MachineVcpu>,
     deterministic: bool,
     feed: InputFeed,
-    /// [`Machine::run`] leaves it paused.
+    /// Whether [`Machine::run`] leaves the machine paused.
     starts_paused: bool,
     checkpoints: CheckpointLimits,
     loaded: LoadedImage,
@@ -164,14 +164,16 @@ impl Machine {
         self.checkpoints.bytes = bytes;
     }
 
-    /// Makes [`Machine::run`] leave the machine paused until another thread calls [`Board::resume`].
+    /// Makes [`Machine::run`] leave the machine paused until another thread calls
+    /// [`Board::resume`].
     pub const fn start_paused(&mut self) {
         self.starts_paused = true;
     }
 
     /// Runs the machine to its end, at most for `limit`.
     ///
-    /// Calls `release` before it joins the threads; `release` must end all waiting for the consoles.
+    /// Calls `release` before it joins the threads; `release` must end all waiting for the
+    /// consoles.
     ///
     /// # Errors
     ///

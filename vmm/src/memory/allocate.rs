@@ -160,6 +160,8 @@ fn map_region(
         .ok_or_else(|| failed("it exceeds the address space".to_owned()))
 }
 
+/// Returns the mmap flags for ordinary or for huge pages.
+///
 /// Ordinary pages are allocated at their first access. Huge pages are reserved when they are
 /// mapped, because one that is missing later would end the process by SIGBUS.
 const fn map_flags(huge: bool) -> i32 {

@@ -10,15 +10,15 @@ use crate::probe::context::{ProbeContext, RefusedCall};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProbeVerdict {
-    /// It behaves as the architecture or the KVM API specifies.
+    /// The facility behaves as the architecture or the KVM API specifies.
     Works,
-    /// It happens in another way, which the detail describes.
+    /// The facility works in another way, which the detail describes.
     Differs,
-    /// It was tried, and does something wrong or nothing.
+    /// The facility was tried, and does something wrong or nothing.
     Broken,
-    /// This KVM lacks it.
+    /// This KVM lacks the facility.
     Absent,
-    /// It was not measured.
+    /// The facility was not measured.
     Skipped,
 }
 

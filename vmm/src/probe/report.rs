@@ -60,7 +60,7 @@ fn cpuinfo_field(cpuinfo: &str, name: &str) -> String {
 pub struct ProbeResult {
     /// The probe's name.
     pub name: String,
-    /// Its finding.
+    /// The probe's finding.
     #[serde(flatten)]
     pub finding: Finding,
 }

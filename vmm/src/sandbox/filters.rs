@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::SandboxError;
 
-/// Needs of a process that not every run has.
+/// What the threads of this run must be allowed beyond the rules of their kinds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SandboxNeeds {
     /// The threads of vCPUs access the files of shared folders.
@@ -38,7 +38,7 @@ impl Strictness {
 pub enum ThreadKind {
     /// The main thread. The threads that it starts afterwards cannot do more.
     Main,
-    /// Runs one vCPU, or in deterministic runs all.
+    /// Runs one vCPU, or all vCPUs of a deterministic machine.
     Vcpu,
     /// Fires the machine's timers.
     Timer,
@@ -130,11 +130,12 @@ pub(super) fn compile(
     }))
 }
 
-/// Compiles the filters for calls that start a process, which hold for all threads.
+/// Compiles the filters of all threads for clone and clone3: no thread starts a process.
 ///
-/// The C library blocks all signals around these calls, so they fail with an error and without SIGSYS.
-/// Filters cannot see the flags of clone3: it fails as on a kernel without it, and the C library then
-/// calls clone, which may only start threads.
+/// With [`Strictness::Refuse`], a refused clone returns an error and raises no SIGSYS, because the
+/// C library blocks all signals around it. A filter cannot read the flags of clone3, which are in
+/// memory. So clone3 always fails with ENOSYS; the C library then calls clone, whose flags the
+/// filter checks.
 pub(super) fn compile_clone(strictness: Strictness) -> Result<[BpfProgram; 2], SandboxError> {
     let refused = match strictness {
         Strictness::Refuse => json!({ "errno": libc::EPERM }),

@@ -6,7 +6,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::{SandboxError, SandboxNeeds};
 
-/// Most descriptors: a machine of 64 vCPUs under KVM with all consoles has less than 100.
+/// Maximum number of open descriptors. 64 vCPUs under KVM with all consoles need less than 100.
 const FILES_MAX: u64 = 1024;
 
 /// Lowers the limits to what a run needs. They cannot be raised again.

@@ -1,8 +1,9 @@
 //! Confines this process before it runs a guest: seccomp by thread, Landlock, resource limits.
 //!
-//! An attacker who took over a thread of the monitor could make only the system calls that this
-//! thread's task needs, access only open files, and start no program. docs/internals/security.md
-//! has the threat model. The rules are in `resources/seccomp`, a file for each kind of thread.
+//! An attacker who has taken over a thread of the monitor can make only the system calls that this
+//! thread's task needs, can access only files that are open, and can start no program.
+//! docs/internals/security.md has the threat model. `resources/seccomp` has a file with the rules
+//! of each kind of thread.
 
 mod allocator;
 mod files;

@@ -1,4 +1,6 @@
-//! The text for a refused system call, made without allocation: a signal handler writes it.
+//! Formats the line about a refused system call.
+//!
+//! A signal handler calls this, so nothing is allocated.
 
 /// Bytes of the longest line.
 pub(super) const LINE_MAX: usize = 160;
@@ -66,7 +68,9 @@ impl Text<'_> {
     }
 }
 
-/// Writes the line about call `number` of `thread`, whose name ends with a 0. Returns its length.
+/// Formats the line that names system call `number` and `thread`; returns its length.
+///
+/// The name of the thread ends with a zero byte.
 pub(super) fn line(buffer: &mut [u8; LINE_MAX], thread: &[u8; 16], number: i64) -> usize {
     let name = thread.split(|&byte| byte == 0).next().unwrap_or_default();
     let mut text = Text { buffer, length: 0 };

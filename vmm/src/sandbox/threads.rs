@@ -35,8 +35,7 @@ pub enum SandboxError {
     Landlock(#[source] Box<landlock::RulesetError>),
 }
 
-/// What happens to a call that the rules do not allow, and the needs of the process. Empty unless
-/// [`prepare`] was called.
+/// The arguments of [`prepare`]; empty until it was called.
 static RULES: OnceLock<(Strictness, SandboxNeeds)> = OnceLock::new();
 
 fn apply(filters: &[BpfProgram]) -> Result<(), SandboxError> {
@@ -44,13 +43,15 @@ fn apply(filters: &[BpfProgram]) -> Result<(), SandboxError> {
     applied.map_err(|error| SandboxError::NoSeccomp(Box::new(error)))
 }
 
-/// Lowers the limits of the process, and forbids this thread and the threads that it starts to
-/// create processes. From now on, [`enter`] confines threads.
+/// Prepares the process: resource limits, the handler of SIGSYS, and no new processes.
+///
+/// This thread, and each thread that it starts from now on, cannot create a process. Afterwards
+/// [`enter`] confines the thread that calls it.
 ///
 /// # Errors
 ///
-/// A limit or the handler of SIGSYS cannot be set, or the kernel has no seccomp filters. The threads
-/// are not confined then.
+/// A limit or the handler of SIGSYS cannot be set, or the kernel has no seccomp filters. The
+/// threads are not confined then.
 pub fn prepare(strictness: Strictness, needs: SandboxNeeds) -> Result<(), SandboxError> {
     if strictness == Strictness::Refuse {
         trap::install()?;

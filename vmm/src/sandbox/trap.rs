@@ -13,7 +13,7 @@ use vmm_sys_util::signal::register_signal_handler;
 use super::SandboxError;
 use super::names::{LINE_MAX, line};
 
-/// Most refused calls that are reported, because a thread may repeat one endlessly.
+/// Maximum number of refused calls that are reported: a thread may repeat one endlessly.
 const NAMED_MAX: u32 = 16;
 
 /// Refused calls that were reported.
@@ -24,8 +24,8 @@ static NAMED: AtomicU32 = AtomicU32::new(0);
 /// It calls nothing but async-signal-safe functions that the rules of every thread allow.
 extern "C" fn on_refused(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let context = context.cast::<libc::ucontext_t>();
-    // SAFETY: the kernel passes the context of the interrupted thread, a ucontext_t, to a handler with
-    // SA_SIGINFO, and nothing else accesses it before the handler returns.
+    // SAFETY: the kernel passes the context of the interrupted thread, a ucontext_t, to a handler
+    // with SA_SIGINFO, and nothing else accesses it before the handler returns.
     let registers = unsafe { &mut (*context).uc_mcontext.gregs };
     let rax = usize::try_from(libc::REG_RAX).unwrap_or(0);
     let number = registers[rax];

@@ -38,9 +38,9 @@ pub struct VcpuState {
     pub msrs: MsrsState,
     /// The totals behind its performance counters.
     pub events: PmuTotalsState,
-    /// Its branch predictor and caches.
+    /// The vCPU's branch predictor and caches.
     pub unit: CoreUarchState,
-    /// Its run log: the event hash, the instruction count and the random numbers.
+    /// The vCPU's run log: the event hash, the instruction count and the random numbers.
     pub log: RunLogState,
 }
 

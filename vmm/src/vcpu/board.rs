@@ -1,4 +1,4 @@
-//! What all threads of a machine share.
+//! The board: the state that all threads of a machine share.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,7 @@ use crate::memory::{self, GuestRam};
 use crate::platform::{Buses, Timekeeping, TimerBell};
 use crate::sync::lock;
 
-/// The board: what all threads of a machine share.
+/// The state that all threads of a machine share.
 ///
 /// Lock order: a device on a bus, then the interrupt controllers (which lock themselves and call
 /// nothing while locked), then a doorbell.
@@ -31,7 +31,7 @@ pub struct Board {
     pub ram: GuestRam,
     /// Devices and interrupt controllers.
     pub buses: Buses,
-    /// Time.
+    /// The machine's clocks and timers.
     pub time: Timekeeping,
     /// What all processors have in common: CPUID and the last-level cache.
     pub package: Package,
@@ -152,8 +152,9 @@ impl RunControl {
         self.finish(Outcome::Quit);
     }
 
-    /// Withdraws the end of the run: the machine was restored to a state before it. While a guest's
-    /// own ends are held, any other end stays.
+    /// Withdraws the end of the run after the machine was restored to a state before it.
+    ///
+    /// While the ends that the guest requests are held for a debugger, any other end remains.
     pub fn reopen(&self) {
         self.end.take_held();
         if self.end.holds() {
@@ -198,9 +199,10 @@ impl RunControl {
 }
 
 impl Board {
-    /// The hash of a deterministic run that is over: its events, and the contents of memory now. Two
-    /// runs of the same machine have the same hash, unless something outside stopped them. `None`
-    /// after other runs, and if memory cannot be read.
+    /// Returns the hash of a deterministic run that has ended: of its events and of memory.
+    ///
+    /// Two runs of the same machine have the same hash, unless something outside stopped them.
+    /// `None` after other runs, and if memory cannot be read.
     pub fn run_hash(&self) -> Option<u128> {
         let events = (*lock(&self.run.event_hash))?;
         self.hash_with_memory(events)
@@ -217,8 +219,10 @@ impl Board {
         read.ok().map(|()| hash.digest128())
     }
 
-    /// vCPU `id` goes to sleep with interrupts off: by a HLT before `rip`, or to wait for a start-up IPI. If nothing can wake the guest any more,
-    /// that is reported, and ends the run if the user requested it.
+    /// Records that vCPU `id` sleeps with interrupts off.
+    ///
+    /// It sleeps after a HLT before `rip`, or waits for a start-up IPI. If no event can wake the
+    /// guest any more, this is reported, and ends the run if the user requested that.
     pub fn sleeps_without_interrupts(&self, id: usize, rip: Option<u64>) {
         let halts = &self.run.halts;
         let Some((cpu, rip)) = halts.enter(id, rip) else {
@@ -234,8 +238,9 @@ impl Board {
         }
     }
 
-    /// Pauses the machine and its clock; returns when no vCPU runs any more. `false`: the machine is
-    /// stopped.
+    /// Pauses the machine and its clock; returns when no vCPU runs any more.
+    ///
+    /// Returns `false` if the machine is stopped.
     pub fn pause(&self) -> bool {
         let paused = self.run.vcpus.pause();
         if paused {

@@ -4,7 +4,7 @@ use hindsight_cpu::branch::{Branch, BranchClass};
 
 use super::branch_ring::BranchRing;
 
-/// Most branches that one vCPU's history keeps, 16 bytes each.
+/// Maximum number of branches that one vCPU's history keeps, of 16 bytes each.
 pub const BRANCHES_MAX: usize = 1 << 24;
 
 /// A copy of the history at one moment.
@@ -12,9 +12,9 @@ pub const BRANCHES_MAX: usize = 1 << 24;
 pub struct BranchSnapshot {
     /// Source and target of each branch, the oldest first. All addresses are linear.
     pub branches: Vec<(u64, u64)>,
-    /// Branches since the recording started, including those that were dropped.
+    /// Branches since the recording started, including all that the history no longer has.
     pub total: u64,
-    /// How many of them were left out as repetitions.
+    /// How many of these branches were dropped as repetitions of a loop.
     pub left_out: u64,
     /// The address at which the recording was frozen, if it was.
     pub end: Option<u64>,
@@ -30,7 +30,7 @@ const fn linear(ip: u64, base: u64) -> u64 {
     }
 }
 
-/// What freezes a recording.
+/// The event that freezes a recording: no later branch is recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordStop {
     /// A branch to this linear address.
@@ -39,14 +39,14 @@ pub enum RecordStop {
     Exception(u8),
 }
 
-/// How the branches of each vCPU are recorded from the start.
+/// How the flight recorder records the branches of each vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordOptions {
-    /// Most branches that are kept, 1 to [`BRANCHES_MAX`].
+    /// Maximum number of branches to keep, 1 to [`BRANCHES_MAX`].
     pub limit: usize,
-    /// Keep the repetitions of loops.
+    /// Whether to keep the repetitions of loops.
     pub every: bool,
-    /// What freezes the recording.
+    /// The event that freezes the recording, if any.
     pub stop: Option<RecordStop>,
 }
 
@@ -61,14 +61,15 @@ pub struct BranchHistory {
     total: u64,
     left_out: u64,
     start: u64,
-    /// The base of CS, and the base before the next branch.
+    /// The base of CS after the next branch, and the base before it.
     base: u64,
     from_base: u64,
 }
 
 impl BranchHistory {
-    /// A history of all of the last `limit` branches, 1 to [`BRANCHES_MAX`], that starts at RIP `start` of
-    /// a code segment with this base.
+    /// Makes a history of the last `limit` branches, 1 to [`BRANCHES_MAX`], with repetitions.
+    ///
+    /// It starts at RIP `start` in a code segment with the base `base`.
     pub fn new(limit: usize, start: u64, base: u64) -> Self {
         let options = RecordOptions {
             limit,
@@ -78,7 +79,7 @@ impl BranchHistory {
         Self::with_options(options, start, base)
     }
 
-    /// A history that starts at RIP `start` of a code segment with this base.
+    /// Makes a history that starts at RIP `start` in a code segment with the base `base`.
     pub fn with_options(options: RecordOptions, start: u64, base: u64) -> Self {
         Self {
             ring: BranchRing::new(options.limit.clamp(1, BRANCHES_MAX), options.every),
@@ -93,17 +94,17 @@ impl BranchHistory {
         }
     }
 
-    /// Sets the base of CS for the next branches. Only a far branch comes from another base.
+    /// Sets the base of CS for the next branches. Only a far branch changes the base.
     pub fn set_base(&mut self, base: u64) {
         self.base = base;
     }
 
-    /// The most branches that it keeps.
+    /// Maximum number of branches that the history keeps.
     pub const fn limit(&self) -> usize {
         self.ring.limit()
     }
 
-    /// The vCPU delivered an exception: its handler is at RIP `handler`.
+    /// Reports that the vCPU delivered an exception whose handler is at RIP `handler`.
     pub fn exception(&mut self, vector: u8, handler: u64) {
         if self.end.is_some() || self.stop != Some(RecordStop::Exception(vector)) {
             return;
@@ -115,7 +116,7 @@ impl BranchHistory {
         }
     }
 
-    /// Restarts at a code segment with this base, which the vCPU reached without a branch.
+    /// Sets the base of CS after the vCPU has changed it without a branch.
     pub fn restart(&mut self, base: u64) {
         self.base = base;
         self.from_base = base;

@@ -1,18 +1,19 @@
-//! The last branches of a vCPU, with repetitions left out.
+//! The last branches of a vCPU, without the repetitions of loops.
 //!
-//! A loop that runs a million times would push out of a limited record what came before it. So of
-//! a sequence that repeats, the record keeps the first two passes. Inner loops are shortened before the outer
-//! ones repeat, so nested loops and repeated calls take no more space than their code. What is left out is
-//! whole passes: the record stays one possible path through the code.
+//! Without this, a loop of a million passes would evict all earlier branches from the limited
+//! queue. So the queue keeps the first two passes of a sequence of branches that repeats, and
+//! drops the further passes. An inner loop is shortened before the outer loop repeats: nested loops
+//! and repeated calls take no more space than their code. Only whole passes are dropped, so the
+//! branches in the queue are still one possible path through the code.
 
 use std::collections::VecDeque;
 
 /// Source and target of a branch.
 type SourceTarget = (u64, u64);
 
-/// Passes of a repeated sequence that are kept.
+/// Number of passes of a repeated sequence that are kept.
 const PASSES: usize = 2;
-/// The length of the table of last occurrences, at most.
+/// Maximum length of the table of recent branches.
 const RECENT_MAX: usize = 1 << 16;
 
 /// A bounded queue of branches.
@@ -20,19 +21,23 @@ const RECENT_MAX: usize = 1 << 16;
 pub(super) struct BranchRing {
     edges: VecDeque<SourceTarget>,
     limit: usize,
-    /// The number of the oldest branch kept: numbers count what was kept, and those of a pass that is
-    /// left out are used again.
+    /// The number of the oldest branch in the queue.
+    ///
+    /// Branches are numbered in the order in which they were appended. When a pass is dropped, the
+    /// next branches get its numbers.
     first: u64,
-    /// The number of a recent branch, by a hash of its addresses; empty if every branch is kept.
+    /// The last number of a recent branch, by a hash of its addresses.
+    ///
+    /// Empty if every branch is kept.
     recent: Vec<u64>,
-    /// How many branches ago the current sequence passed here last; 0 if it never did.
+    /// The length in branches of the sequence that currently repeats; 0 if none does.
     period: usize,
-    /// How many branches in a row were the same as one period ago.
+    /// The number of last branches that are each equal to the branch one period before it.
     matched: usize,
 }
 
 impl BranchRing {
-    /// A queue of at most `limit` branches; `every`: with all repetitions.
+    /// Makes a queue of at most `limit` branches. With `every`, it keeps repetitions.
     pub(super) fn new(limit: usize, every: bool) -> Self {
         let recent_len = limit.next_power_of_two().min(RECENT_MAX);
         Self {
@@ -49,7 +54,7 @@ impl BranchRing {
         }
     }
 
-    /// The most branches that are kept.
+    /// Maximum number of branches that are kept.
     pub(super) const fn limit(&self) -> usize {
         self.limit
     }
@@ -64,7 +69,9 @@ impl BranchRing {
         self.edges.back().copied()
     }
 
-    /// Appends a branch. Returns how many branches were left out because it completed a further pass.
+    /// Appends a branch. If it completes a further pass, drops the pass.
+    ///
+    /// Returns the number of dropped branches.
     pub(super) fn push(&mut self, edge: SourceTarget) -> usize {
         if self.edges.len() >= self.limit {
             self.edges.pop_front();
@@ -82,7 +89,7 @@ impl BranchRing {
         self.period
     }
 
-    /// Finds how far the branches up to the last one repeat earlier ones.
+    /// Updates `period` and `matched` for `edge`, which was just appended.
     fn follow(&mut self, edge: SourceTarget) {
         let last = self.edges.len() - 1;
         let slot = self.slot(edge);
@@ -112,7 +119,7 @@ impl BranchRing {
         }
     }
 
-    /// Removes the last pass.
+    /// Removes the branches of the last pass.
     fn leave_out(&mut self) {
         let remaining = self.edges.len() - self.period;
         for at in remaining..self.edges.len() {
@@ -136,7 +143,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What is kept of branches with these sources, each to the source of the next one.
+    /// Appends a branch for each of `sources`. Returns the sources of the branches that are kept.
     fn remaining(limit: usize, sources: impl IntoIterator<Item = u64>) -> Vec<u64> {
         let mut ring = BranchRing::new(limit, false);
         for source in sources {

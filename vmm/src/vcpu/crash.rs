@@ -37,13 +37,13 @@ pub struct Crash {
     state: Box<CpuState>,
     /// Bytes at RIP.
     code: Vec<u8>,
-    /// What led to a triple fault, in lines.
+    /// The deliveries that led to a triple fault, one line each.
     chain: Vec<String>,
 }
 
 impl Crash {
-    /// The report of vCPU `cpu` in `state`. Instruction bytes that KVM did not return are read through
-    /// the guest's page tables.
+    /// The report of vCPU `cpu` in `state`. Instruction bytes that KVM did not return are read
+    /// through the guest's page tables.
     pub fn new(cpu: usize, cause: CrashCause, state: CpuState, memory: &GuestMemoryMmap) -> Self {
         let mut code = match &cause {
             CrashCause::Internal(error) => error.bytes.clone(),
@@ -79,8 +79,9 @@ impl Crash {
         &self.state
     }
 
-    /// Whether the vCPU is in the state after reset, in which it can take exceptions: it cannot have
-    /// faulted there.
+    /// Whether RIP, CS and the IDTR have their values after RESET.
+    ///
+    /// A vCPU cannot triple-fault in this state, so KVM has reset it.
     fn is_reset(&self) -> bool {
         let reset = CpuState::reset();
         let key = |state: &CpuState| (state.rip, state.seg[seg::CS].base, state.idtr);

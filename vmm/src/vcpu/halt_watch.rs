@@ -8,11 +8,11 @@ use crate::sync::lock;
 /// Which vCPUs sleep and accept no maskable interrupt.
 #[derive(Debug)]
 pub struct HaltWatch {
-    /// A bit for each vCPU that sleeps so.
+    /// A bit for each vCPU that sleeps with interrupts off.
     asleep: AtomicU64,
     /// The bits of all vCPUs.
     all: u64,
-    /// The last HLT: its vCPU, and the address behind it.
+    /// The vCPU that executed the last HLT, and the address after the HLT.
     last: Mutex<Option<(usize, u64)>>,
     ends_run: AtomicBool,
     reported: AtomicBool,
@@ -30,17 +30,17 @@ impl HaltWatch {
         }
     }
 
-    /// From now on such a halt ends the run.
+    /// Makes a halt for good end the run from now on.
     pub fn end_run(&self) {
         self.ends_run.store(true, Ordering::SeqCst);
     }
 
-    /// Whether such a halt ends the run.
+    /// Whether a halt for good ends the run.
     pub fn ends_run(&self) -> bool {
         self.ends_run.load(Ordering::SeqCst)
     }
 
-    /// vCPU `id` goes to sleep: by a HLT before `rip`, or without one, to wait for a start-up IPI.
+    /// Records that vCPU `id` sleeps: after a HLT before `rip`, or to wait for a start-up IPI.
     ///
     /// Returns the last HLT, if all vCPUs sleep now.
     pub(super) fn enter(&self, id: usize, rip: Option<u64>) -> Option<(usize, u64)> {
@@ -53,12 +53,12 @@ impl HaltWatch {
         last.filter(|_| asleep == self.all)
     }
 
-    /// vCPU `id` was rung.
+    /// Records that vCPU `id` no longer sleeps, because its doorbell was rung.
     pub(super) fn leave(&self, id: usize) {
         self.asleep.fetch_and(!(1 << id), Ordering::SeqCst);
     }
 
-    /// Whether this is the first report.
+    /// Whether this is the first report of a halt for good.
     pub(super) fn report(&self) -> bool {
         !self.reported.swap(true, Ordering::SeqCst)
     }

@@ -10,7 +10,7 @@ use super::run_control::RunError;
 pub struct LoopGuard<'a> {
     /// The vCPU.
     pub id: usize,
-    /// Its machine.
+    /// The vCPU's machine.
     pub board: &'a Board,
 }
 

@@ -1,7 +1,7 @@
 //! Records the events of a machine's vCPUs, to draw or check them after the run.
 //!
-//! Without a recorder this costs one comparison at an exit. It is meant for short runs: it keeps the
-//! first events and counts the others.
+//! Without a recorder this costs one comparison at an exit. It is meant for short runs: it keeps
+//! the first events and counts the others.
 
 use std::sync::{Arc, Mutex};
 
@@ -10,7 +10,7 @@ use hindsight_devices::clock::{Clock, Ticks};
 use crate::kvm::exit::{KvmExit, PortData};
 use crate::sync::lock;
 
-/// Most events a recorder keeps.
+/// Maximum number of events a recorder keeps.
 const EVENTS_MAX: usize = 1 << 16;
 
 /// An event of a vCPU.
@@ -29,7 +29,7 @@ pub struct RecordedEvent {
 pub enum RecordedKind {
     /// The vCPU stopped running the guest. In the interpreter: what would be an exit under KVM.
     Exit(ExitKind),
-    /// It runs the guest again: the exit was served.
+    /// The vCPU runs the guest again: the exit was served.
     Enter,
     /// RDMSR completed; `None` is #GP(0).
     Rdmsr {
@@ -49,7 +49,7 @@ pub enum RecordedKind {
     },
     /// An external interrupt was injected.
     Interrupt {
-        /// Its vector.
+        /// The interrupt's vector.
         vector: u8,
     },
 }

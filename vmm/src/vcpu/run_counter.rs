@@ -16,7 +16,7 @@ use hindsight_regs::vector::Vector;
 
 use crate::sync::lock;
 
-/// Most regions that a guest may begin by port writes.
+/// Maximum number of regions that a guest may begin by port writes.
 const PORT_REGIONS_MAX: usize = 256;
 /// The deepest recursion of a region's function that is followed.
 const DEPTH_MAX: usize = 4096;
@@ -73,9 +73,9 @@ impl Counts {
 /// The counts of a part of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RegionCounts {
-    /// How often it was entered.
+    /// How often the region was entered.
     pub entries: u64,
-    /// What was counted between its beginnings and ends.
+    /// What was counted between the beginnings and ends of the region.
     pub counts: Counts,
 }
 
@@ -91,9 +91,9 @@ pub struct RunCounts {
 /// A function whose executions are a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FunctionRegion {
-    /// Its name.
+    /// The function's name.
     pub name: String,
-    /// Its linear address.
+    /// The function's linear address.
     pub address: u64,
 }
 
@@ -111,9 +111,9 @@ pub struct CountOptions {
 /// A region that a function or a number names, on one vCPU.
 #[derive(Debug, Default)]
 struct OpenRegion {
-    /// The counts at its beginning; `None` while it is not open.
+    /// The counts when the region began; `None` while it is not open.
     begun: Option<Counts>,
-    /// Where each execution of the function was called, the innermost one last.
+    /// Addresses of the calls of the function that have not returned, the innermost last.
     callers: Vec<u64>,
     sum: RegionCounts,
 }

@@ -73,7 +73,7 @@ impl fmt::Display for ExitCounts {
 pub struct VcpuStats {
     /// The vCPU.
     pub cpu: usize,
-    /// Its exits.
+    /// The vCPU's exits.
     pub exits: ExitCounts,
     /// The interpreter's statistics. KVM has none: it does not count instructions.
     pub interpreter: Option<Stats>,
@@ -86,7 +86,7 @@ pub struct VcpuStats {
 pub struct RunReport {
     /// The statistics of each processor.
     pub vcpus: Vec<VcpuStats>,
-    /// Its engine changes. `None`: the machine cannot change engines.
+    /// The engine changes of the machine; `None` if it cannot change engines.
     pub changes: Option<SwitchStats>,
     /// The time that the run took on the host.
     pub host_time: Duration,
@@ -154,8 +154,8 @@ impl fmt::Display for RunReport {
 }
 
 impl RunReport {
-    /// The report of a machine that has run for `host_time`. `changes`: its engine changes, if it can
-    /// change engines.
+    /// The report of a machine that has run for `host_time`. `changes`: its engine changes, if it
+    /// can change engines.
     pub fn new(vcpus: Vec<VcpuStats>, changes: Option<SwitchStats>, host_time: Duration) -> Self {
         Self {
             vcpus,
@@ -164,7 +164,8 @@ impl RunReport {
         }
     }
 
-    /// Writes the most frequent instructions with their share in percent, and the sum of the others.
+    /// Writes the most frequent instructions with their share in percent, and the sum of the
+    /// others.
     fn write_mix(&self, f: &mut fmt::Formatter<'_>, retired: u64) -> fmt::Result {
         let mut sums = BTreeMap::<&str, u64>::new();
         for (name, count) in self.vcpus.iter().flat_map(|vcpu| &vcpu.mix) {

@@ -20,7 +20,7 @@ use super::stats::VcpuStats;
 use crate::kvm::kick::KvmKicker;
 use crate::kvm::vcpu::KvmVcpuFd;
 
-/// A vCPU of a machine, in one engine, with what it needs for the other.
+/// A vCPU of a machine in one engine. It keeps the other engine's object, if there is one.
 #[derive(Debug)]
 pub struct MachineVcpu {
     id: usize,
@@ -67,8 +67,9 @@ impl MachineVcpu {
         self.engine.model_mut().recorder = Some(recorder);
     }
 
-    /// Records its branches from now on, while it runs in the interpreter. It is at RIP `start` of a code
-    /// segment with this `base`.
+    /// Records the vCPU's branches from now on, while it runs in the interpreter.
+    ///
+    /// The vCPU is at RIP `start` in a code segment with the base `base`.
     pub fn record_branches(&mut self, options: RecordOptions, (start, base): (u64, u64)) {
         let model = self.engine.model_mut();
         let history = BranchHistory::with_options(options, start, base);
@@ -76,13 +77,13 @@ impl MachineVcpu {
         model.recorded_from_start = true;
     }
 
-    /// Traces its events with `tracer` from now on. It is in a code segment with this `base`.
+    /// Traces the vCPU's events with `tracer` from now on. `base` is the base of CS.
     pub fn set_tracer(&mut self, mut tracer: VcpuTracer, base: u64) {
         tracer.restart(base);
         self.engine.model_mut().tracer = Some(Box::new(tracer));
     }
 
-    /// Counts what it does with `counter` from now on.
+    /// Counts the vCPU's events with `counter` from now on.
     pub fn set_counter(&mut self, counter: RunCounter) {
         self.engine.model_mut().counter = Some(Box::new(counter));
     }

@@ -1,11 +1,11 @@
-//! When the interpreter translates the guest's code: `--translate`.
+//! `--translate`: which of the guest's code the interpreter translates.
 
-/// How often a block of code runs before it is translated, and how much memory translations may take.
+/// When a block is translated, and how much memory translated code may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TranslationPolicy {
     /// Runs of a block before it is translated.
     pub after: TranslateAfter,
-    /// Bytes of translated code of one vCPU at most.
+    /// Maximum number of bytes of translated code, for each vCPU.
     pub memory: u64,
 }
 
@@ -14,7 +14,7 @@ pub struct TranslationPolicy {
 pub enum TranslateAfter {
     /// Never.
     Never,
-    /// When translating pays.
+    /// Once the block has run so often that translation is likely to save time.
     #[default]
     Worthwhile,
     /// After this many runs, at least one.
@@ -22,7 +22,7 @@ pub enum TranslateAfter {
 }
 
 impl TranslateAfter {
-    /// Runs before translating pays: translating a block takes as long as running it so often.
+    /// Number of runs of a block that take as long as its translation.
     const WORTHWHILE: u64 = 50;
 
     /// Runs of a block before it is translated; `u64::MAX` for never.
@@ -36,7 +36,7 @@ impl TranslateAfter {
 }
 
 impl TranslationPolicy {
-    /// The most bytes of translated code, unless that is set.
+    /// The default of [`TranslationPolicy::memory`].
     pub const DEFAULT_MEMORY: u64 = 64 << 20;
 }
 

@@ -1,4 +1,4 @@
-//! The guest as a core file.
+//! Tests of `hindsight dump`: the guest as a core file.
 
 use std::fs;
 use std::process::{Command, Output};
@@ -14,7 +14,7 @@ fn dump(run: &Run, file: &str) -> Output {
     command.output().unwrap()
 }
 
-/// What gdb prints about a core file of the guest.
+/// Runs gdb commands on a core file of the guest, and returns what gdb printed.
 fn examine(run: &Run, file: &str, script: &[&str]) -> String {
     let mut command = Command::new("gdb");
     command.args(["-nx", "-batch"]).args(run.symbols());

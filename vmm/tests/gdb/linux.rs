@@ -5,8 +5,9 @@ use std::path::PathBuf;
 
 use crate::rig::{Guest, Run, in_order};
 
-/// From the first instruction to where the kernel begins to schedule. The unpacked kernel begins at
-/// 16 MiB, and is not mapped to its link address yet.
+/// gdb commands that run Linux from the first instruction until it begins to schedule.
+///
+/// The unpacked kernel begins at 16 MiB, and is not mapped at its link address yet.
 const TO_SCHEDULING: &str = "hbreak *0x1000000
         continue
         symbol-file target:/kernel
@@ -22,7 +23,7 @@ const TO_SCHEDULING: &str = "hbreak *0x1000000
         continue
         ";
 
-/// What gdb prints meanwhile.
+/// Lines that gdb prints for [`TO_SCHEDULING`].
 const SCHEDULES: [&str; 6] = [
     "start_kernel in section .init.text",
     "start_kernel + ",

@@ -287,13 +287,13 @@ impl Gdb {
         rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
     }
 
-    /// Waits for its end and returns what it printed.
+    /// Waits for the end of gdb, and returns its output.
     pub fn wait(mut self) -> String {
         self.child.wait().unwrap();
         self.text()
     }
 
-    /// What it has printed so far.
+    /// Returns the output of gdb so far.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.output).unwrap_or_default()).into_owned()
     }

@@ -199,8 +199,10 @@ fn build(prepared: PreparedMachine) -> Machine {
     prepared.build(kvm.as_ref(), sinks()).unwrap()
 }
 
-/// Runs a 64-bit image on one vCPU for at most `seconds`: in the interpreter, and where KVM can be used
-/// in KVM and with forced switches between them. All must end in the same way; returns one outcome.
+/// Runs a 64-bit image on one vCPU for at most `seconds`, with each engine.
+///
+/// The engines are the interpreter and, if the host has KVM, KVM and forced changes between both.
+/// All runs must end in the same way; returns one outcome.
 pub fn run(image: &[u8], seconds: f64) -> Outcome {
     let same = |a: &Outcome, b: &Outcome| match (a, b) {
         (Outcome::Exit(a), Outcome::Exit(b)) => a == b,

@@ -1,8 +1,8 @@
-//! The documentation: the table of contents of the book, and the links of all pages.
+//! Checks the documentation: the table of contents of the book, and the links of all pages.
 //!
-//! `docs/` is a book for mdBook. mdBook builds only the pages that docs/SUMMARY.md names, and copies only
-//! files inside of `docs/`: a page that is not listed, or a link that leaves the folder, works in the
-//! repository and is broken in the book.
+//! `docs/` is a book for mdBook. mdBook builds only the pages that docs/SUMMARY.md names, and
+//! copies only files inside of `docs/`: a page that is not listed, or a link that leaves the
+//! folder, works in the repository and is broken in the book.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -20,8 +20,8 @@ const SUMMARY: &str = "docs/SUMMARY.md";
 /// The page of worked examples.
 const EXAMPLES: &str = "CONTRIBUTING.md";
 
-/// Fails when the table of contents and the pages differ, when a link of any page leads nowhere, when
-/// a merge left a conflict in a page, or when a diff of the worked examples no longer applies.
+/// Fails when the table of contents and the pages differ, when a link of any page leads nowhere,
+/// when a merge left a conflict in a page, or when a diff of the worked examples no longer applies.
 pub fn run() -> Result<()> {
     let mut pages = BTreeMap::new();
     for path in source::files("md")? {
@@ -41,7 +41,7 @@ pub fn run() -> Result<()> {
     conclude("book", &findings)
 }
 
-/// The pages of the book against the links of its table of contents.
+/// Compares the pages of the book with its table of contents; returns the differences.
 fn compare_summary<'a>(summary: &str, pages: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut listed = BTreeSet::new();
     let mut findings = Vec::new();
@@ -56,7 +56,7 @@ fn compare_summary<'a>(summary: &str, pages: impl Iterator<Item = &'a str>) -> V
     findings
 }
 
-/// The links of a page that lead to no file or no heading, or from the book out of it.
+/// Returns the links of a page that lead to no file or heading, or from the book out of it.
 fn broken_links(path: &str, text: &str) -> Result<Vec<String>> {
     let mut findings = Vec::new();
     let folder = Path::new(path).parent().unwrap_or(Path::new(""));

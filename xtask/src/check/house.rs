@@ -1,8 +1,8 @@
-//! Import circles, and docs/internals/design.md and its picture against the imports and unsafe code.
+//! Finds import circles, and compares docs/internals/design.md with imports and unsafe code.
 //!
-//! docs/internals/design.md has fenced blocks for programs. One of `house FOLDER` lists what each
-//! file or folder in FOLDER may import; FOLDER is the sources of a crate, such as `vmm/src`, or a
-//! folder within:
+//! docs/internals/design.md has fenced blocks that this check reads. A block `house FOLDER` lists
+//! what each file or folder in FOLDER may import. FOLDER is the `src` of a crate, such as
+//! `vmm/src`, or a folder in it:
 //!
 //! ````text
 //! ```house vmm/src
@@ -11,7 +11,7 @@
 //! ```
 //! ````
 //!
-//! One of `unsafe` lists the files and folders that may contain unsafe code, each with a reason:
+//! A block `unsafe` lists the files and folders that may contain unsafe code, each with a reason:
 //!
 //! ````text
 //! ```unsafe
@@ -212,7 +212,7 @@ fn units_of(graphs: &[Graph], folder: &str) -> Option<Units> {
     })
 }
 
-/// The lines of a block against the imports.
+/// Compares the lines of a block with the imports; returns the differences.
 fn compare(block: &PageBlock, graphs: &[Graph]) -> Vec<String> {
     let folder = &block.argument;
     let Some(units) = units_of(graphs, folder) else {
@@ -281,7 +281,7 @@ fn unsafe_files(sources: &[SourceFile]) -> Vec<String> {
         .collect()
 }
 
-/// The block of unsafe code against the tree.
+/// Compares the page's list of unsafe code with the tree; returns the differences.
 fn compare_unsafe(design: &str, sources: &[SourceFile]) -> Vec<String> {
     let files = unsafe_files(sources);
     let blocks = blocks(design, "unsafe ");

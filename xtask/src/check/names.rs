@@ -154,7 +154,7 @@ impl<'a> Visit<'a> for Names<'_> {
     }
 }
 
-/// The types that are defined more than once in the workspace, tests apart.
+/// Returns the types that are defined more than once in the workspace, outside of tests.
 fn duplicates(settings: &NameSettings, sources: &[SourceFile]) -> Vec<String> {
     let mut types: BTreeMap<String, Vec<(String, usize)>> = BTreeMap::new();
     for source in sources {

@@ -13,11 +13,11 @@ use crate::process::{root, shell};
 
 /// A parsed file.
 pub struct SourceFile {
-    /// Its path, relative to the checkout.
+    /// The file's path, relative to the checkout.
     pub path: String,
-    /// Its text.
+    /// The file's text.
     pub text: String,
-    /// Its syntax tree.
+    /// The file's syntax tree.
     pub tree: syn::File,
 }
 

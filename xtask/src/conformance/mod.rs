@@ -1,4 +1,6 @@
-//! Runs the payloads on every machine at hand, and makes docs/reports/conformance.md of the results.
+//! Runs the payloads on every machine at hand, and makes the conformance page.
+//!
+//! The page is docs/reports/conformance.md.
 
 mod parts;
 
@@ -34,12 +36,12 @@ pub enum TestEngine {
     Interp,
     /// KVM.
     Kvm,
-    /// The better one for the machine, as `--engine auto` finds it.
+    /// The engine that `--engine auto` chooses.
     Auto,
 }
 
 impl TestEngine {
-    /// Its name on the command line.
+    /// The engine's name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Interp => "interp",
@@ -49,9 +51,11 @@ impl TestEngine {
     }
 }
 
-/// Runs `hindsight test` in the interpreter, under KVM and with `--engine auto` on this machine and in the labs, and with
-/// QEMU's own processor as a judge, and writes conformance.json and conformance.md in docs/reports.
-/// What is not run keeps its last results.
+/// Runs `hindsight test` on all machines, and writes the conformance page.
+///
+/// The payloads run in the interpreter, under KVM and with `--engine auto`, on this machine and in
+/// the labs, and on QEMU's own processor as a judge. The results go to conformance.json and
+/// conformance.md in docs/reports. A machine or engine that is not run keeps its last results.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
 Exit status: 0 when the page was made, whatever the cases say, 1 when a machine gave no report, 2 for
@@ -83,7 +87,7 @@ pub struct ConformanceArguments {
     pub test_arguments: Vec<String>,
 }
 
-/// A run of all payloads: what the settings resolve to.
+/// A run of all payloads, with the defaults of the arguments filled in.
 struct Conformance<'a> {
     arguments: &'a ConformanceArguments,
     binary: PathBuf,
@@ -121,7 +125,7 @@ pub fn run(arguments: &ConformanceArguments) -> Result<()> {
 }
 
 impl Conformance<'_> {
-    /// Runs the labs in threads of their own, and the other machines meanwhile.
+    /// Runs each lab in a thread, and the other machines in this thread at the same time.
     fn run_machines(&self) -> Result<()> {
         let has = |machine| self.arguments.machines.contains(&machine);
         std::thread::scope(|scope| {
@@ -150,7 +154,7 @@ impl Conformance<'_> {
         })
     }
 
-    /// Both engines on this machine. Failed cases are results: only a missing report is an error.
+    /// Runs the cases with each engine on this machine. A failed case is a result, not an error.
     fn run_host(&self) -> Result<()> {
         for engine in &self.arguments.engines {
             let name = format!("{}.{}", self.host, engine.name());
@@ -160,7 +164,7 @@ impl Conformance<'_> {
         Ok(())
     }
 
-    /// QEMU's own processor runs the cases.
+    /// Runs the cases on QEMU's own processor.
     fn run_qemu(&self) -> Result<()> {
         say("judge: qemu");
         packages::install(&["qemu-system-x86", "seabios"])?;
@@ -170,7 +174,7 @@ impl Conformance<'_> {
         self.test("judge.qemu", &["--timeout", "60", "--runner", runner])
     }
 
-    /// Runs `hindsight test` here; its report is NAME.xml and its output NAME.log.
+    /// Runs `hindsight test` on this machine. Its report is NAME.xml, and its output NAME.log.
     fn test(&self, name: &str, options: &[&str]) -> Result<()> {
         let log = File::create(self.results.join(format!("{name}.log")))?;
         Command::new(&self.binary)
@@ -186,7 +190,7 @@ impl Conformance<'_> {
         Ok(())
     }
 
-    /// The reports that this run should have made: the column of the page, and the files.
+    /// Returns the reports that this run should have made, by column of the page.
     fn expected_reports(&self) -> Vec<(String, Vec<PathBuf>)> {
         let mut reports = Vec::new();
         let file = |name: String| vec![self.results.join(format!("{name}.xml"))];
@@ -241,7 +245,7 @@ impl Conformance<'_> {
     }
 }
 
-/// Whether a file has the content of a report.
+/// Whether a file exists and contains a report.
 fn is_report(file: &Path) -> bool {
     file.metadata().is_ok_and(|data| data.len() > 0)
 }

@@ -1,4 +1,4 @@
-//! A run of all payloads in a lab, in parts: an emulator that dies loses no more than one of them.
+//! Runs all payloads in a lab, in parts. An emulator that dies loses the results of one part.
 
 use std::fs::{self, File};
 use std::io;
@@ -11,17 +11,17 @@ use super::{Conformance, TestEngine, is_report};
 use crate::lab::{self, Lab, LabArguments, NamedCommand};
 use crate::process::say;
 
-/// Into how many parts the cases are divided.
+/// Number of parts into which the cases are divided.
 const PARTS: usize = 24;
 
-/// How often a part is tried that ended the lab.
+/// How often a part is run if the lab dies while it runs.
 const TRIES: usize = 2;
 
-/// The file beside the reports that says what ran.
+/// The file beside the reports that identifies the program and arguments that ran.
 const RUN_KEY: &str = "run.txt";
 
 impl Conformance<'_> {
-    /// Each engine in a lab of its own, which is started again if it dies before all parts have run.
+    /// Runs the parts with each engine, in a lab for each. Restarts a lab that dies meanwhile.
     pub(super) fn run_lab(&self, lab: Lab) -> Result<()> {
         for engine in &self.arguments.engines {
             self.run_lab_engine(lab, *engine)?;
@@ -29,7 +29,7 @@ impl Conformance<'_> {
         Ok(())
     }
 
-    /// The reports of all parts of a column.
+    /// Returns the path of each part's report for one lab and engine.
     pub(super) fn lab_reports(&self, lab: Lab, engine: &str) -> Vec<PathBuf> {
         let folder = self.lab_folder(lab, engine);
         (1..=PARTS)
@@ -76,7 +76,7 @@ impl Conformance<'_> {
         Ok(())
     }
 
-    /// The program and the arguments of the cases, as text.
+    /// Returns the hash of the program, and the additional arguments of `hindsight test`.
     fn run_key(&self) -> Result<String> {
         let mut hash = Sha256::new();
         let mut program = File::open(&self.binary).context("cannot read the program")?;
@@ -118,7 +118,7 @@ impl Conformance<'_> {
     }
 }
 
-/// The numbers of the parts without a report that were not tried too often.
+/// Returns the numbers of the parts that have no report and were run less than [`TRIES`] times.
 fn pending_parts(reports: &[impl AsRef<Path>], tries: &[usize]) -> Vec<usize> {
     let parts = reports.iter().zip(tries).zip(1..);
     parts
@@ -127,8 +127,9 @@ fn pending_parts(reports: &[impl AsRef<Path>], tries: &[usize]) -> Vec<usize> {
         .collect()
 }
 
-/// Needs that a lab's KVM has, and whose cases are left out: armed debug registers crash the emulator
-/// of `amd` (docs/internals/labs.md).
+/// Returns the `--lacking` options that leave out cases which crash the lab's emulator.
+///
+/// Armed debug registers crash the emulator of `amd` (docs/internals/labs.md).
 fn lacking(lab: Lab, engine: TestEngine) -> Vec<String> {
     let needs: &[&str] = match (lab, engine) {
         (Lab::Amd, TestEngine::Kvm) => &[

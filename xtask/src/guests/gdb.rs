@@ -1,4 +1,4 @@
-//! What gdb requires inside a lab, and the guests that it debugs there.
+//! Builds the files that gdb requires inside a lab, and the guests that it debugs there.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -63,7 +63,7 @@ pub fn make_gdb(to: &Path) -> Result<Vec<GuestFile>> {
     Ok(files)
 }
 
-/// Builds a libdebuginfod that has no symbols: the real one would take thirty more libraries along.
+/// Builds a libdebuginfod without symbols, because the real one needs thirty more libraries.
 fn make_debuginfod(shell: &Shell, to: &Path) -> Result<()> {
     let (source, map) = (to.join("debuginfod.c"), to.join("debuginfod.map"));
     let library = to.join("libdebuginfod.so.1");

@@ -18,7 +18,7 @@ use crate::process::{absolute, root, shell};
 pub struct GuestFile {
     /// The file of the host.
     pub host: PathBuf,
-    /// Its path in the guest, without a slash in front.
+    /// The path in the guest, without a slash in front.
     pub guest: PathBuf,
 }
 

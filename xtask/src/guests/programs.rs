@@ -63,7 +63,9 @@ pub fn make_breakpoint_test(out: &Path) -> Result<()> {
     make_executable(out)
 }
 
-/// The folder of the kernel's selftests, which has the few files that are built here. The caller holds the lock of the cache.
+/// Returns a folder with the few files of the kernel's selftests that are built here.
+///
+/// The caller holds the lock of the cache.
 fn fetch_selftests() -> Result<PathBuf> {
     let to = packages::cache_dir()?.join("selftests");
     if to.join(".complete").exists() {

@@ -1,4 +1,6 @@
-//! The tests of a checkout: its `x86/unittests.cfg`, and what xtask/kvm-unit-tests.toml says of them.
+//! Reads the tests of a checkout.
+//!
+//! `x86/unittests.cfg` lists them, and xtask/kvm-unit-tests.toml has this project's expectations.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,17 +20,17 @@ pub struct UnitTest {
     pub cpus: u32,
     /// Words for the image's command line.
     pub arguments: String,
-    /// The only architecture that it is for, if there is one.
+    /// The architecture to which the test is limited, if any.
     pub architecture: Option<String>,
-    /// Seconds.
+    /// The test's time limit in seconds.
     pub timeout: Option<u64>,
-    /// MiB.
+    /// Guest memory in MiB.
     pub memory: u64,
-    /// It runs only when it is named.
+    /// The test runs only when the user names it.
     pub on_request: bool,
 }
 
-/// MiB of guest memory for a test that asks for none.
+/// Guest memory in MiB of a test whose options name no size.
 const MEMORY: u64 = 512;
 
 /// Reads the sections of unittests.cfg.
@@ -71,7 +73,7 @@ fn seconds() -> u64 {
     now.map_or(0, |time| time.as_secs())
 }
 
-/// The MiB of `-m SIZE` in QEMU's options.
+/// Returns the memory size in MiB that `-m SIZE` in QEMU's options asks for.
 fn memory(options: &str) -> Option<u64> {
     let mut words = options.split_whitespace();
     words.find(|&word| word == "-m")?;
@@ -86,7 +88,7 @@ fn memory(options: &str) -> Option<u64> {
 #[derive(Debug)]
 pub struct Checkout {
     pub folder: PathBuf,
-    /// What its images are built for: `x86_64` or `i386`.
+    /// The architecture that its images are built for: `x86_64` or `i386`.
     pub architecture: String,
     pub tests: Vec<UnitTest>,
 }
@@ -117,18 +119,18 @@ impl Checkout {
     }
 }
 
-/// xtask/kvm-unit-tests.toml.
+/// The contents of xtask/kvm-unit-tests.toml.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Expectations {
-    /// Tests that ask for what the default profile lacks.
+    /// Tests that require a facility that the default profile lacks.
     lacks: Vec<Lack>,
-    /// Tests that are given an environment, as the suite reads it from the initial RAM disk.
+    /// Tests that require environment variables, which the suite reads from the initial RAM disk.
     #[serde(default)]
     environment: Vec<Environment>,
 }
 
-/// Variables for some tests.
+/// Environment variables of the tests that match the patterns.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Environment {
@@ -136,7 +138,7 @@ struct Environment {
     variables: String,
 }
 
-/// What some tests ask for, and the profile lacks.
+/// A facility that some tests require and that the default profile lacks.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Lack {
@@ -145,7 +147,7 @@ struct Lack {
 }
 
 impl Expectations {
-    /// Reads the file.
+    /// Reads xtask/kvm-unit-tests.toml.
     pub fn load() -> Result<Self> {
         let file = root().join("xtask/kvm-unit-tests.toml");
         let text =
@@ -153,13 +155,13 @@ impl Expectations {
         toml::from_str(&text).with_context(|| format!("{} is invalid", file.display()))
     }
 
-    /// What a test asks for and the profile lacks.
+    /// Returns what a test requires and the default profile lacks, if there is such a thing.
     pub fn reason(&self, name: &str) -> Option<&str> {
         let lack = self.lacks.iter().find(|lack| matches(&lack.tests, name))?;
         Some(&lack.reason)
     }
 
-    /// The environment of a test, as lines NAME=VALUE.
+    /// Returns the environment variables of a test, as lines NAME=VALUE.
     pub fn environment(&self, name: &str) -> Option<&str> {
         let mut given = self.environment.iter();
         let environment = given.find(|given| matches(&given.tests, name))?;
@@ -167,7 +169,7 @@ impl Expectations {
     }
 }
 
-/// Whether one of the patterns matches a name. `*` ends a pattern.
+/// Whether one of the patterns matches a name. A `*` at a pattern's end matches any rest.
 fn matches(patterns: &[String], name: &str) -> bool {
     let mut patterns = patterns.iter();
     patterns.any(|pattern| match pattern.strip_suffix('*') {

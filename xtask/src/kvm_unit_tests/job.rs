@@ -1,4 +1,4 @@
-//! One test: how it is run, and what its output says.
+//! Runs one test, and derives its result from its output.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -52,7 +52,7 @@ impl Job {
         }
     }
 
-    /// Gives the test an initial RAM disk with environment variables.
+    /// Makes the initial RAM disk that passes environment variables to the test.
     pub fn set_environment(&mut self, variables: Option<&str>) -> Result<()> {
         let Some(variables) = variables else {
             return Ok(());
@@ -63,7 +63,7 @@ impl Job {
         Ok(())
     }
 
-    /// The words after the program; `path_of` says under which path it finds a file.
+    /// Returns hindsight's arguments. `path_of` maps a path here to the path where hindsight runs.
     pub fn words(&self, path_of: impl Fn(&Path) -> PathBuf) -> Vec<String> {
         let mut words = vec!["run".to_owned()];
         words.extend(self.options.iter().cloned());
@@ -88,7 +88,7 @@ impl Job {
         self.judge(&text, &messages, status, start.elapsed())
     }
 
-    /// Keeps the output of the test; returns and prints its result.
+    /// Saves the output of the test; prints and returns its result.
     pub fn judge(
         &self,
         text: &str,

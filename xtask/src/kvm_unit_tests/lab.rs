@@ -1,4 +1,4 @@
-//! The tests in a lab.
+//! Runs the tests in a lab.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::guests::initramfs::GuestFile;
 use crate::lab::{self, Lab, LabArguments, NamedCommand};
 use crate::process::existing_file;
 
-/// Seconds that a step may take longer than the test, which hindsight ends itself.
+/// Seconds by which a step's time limit exceeds its test's, which hindsight enforces itself.
 const GRACE: u64 = 60;
 
 /// Runs all jobs one after the other in a lab; returns the results in the order of the jobs.
@@ -43,7 +43,7 @@ pub fn run_jobs(jobs: &[Job], lab: Lab, binary: Option<&Path>) -> Result<Vec<Tes
     jobs.iter().map(|job| judge(job, &steps, &out)).collect()
 }
 
-/// Where a lab has a file.
+/// Returns the path of a file inside the lab.
 fn in_files(file: &Path) -> PathBuf {
     Path::new("/files").join(file.file_name().unwrap_or_default())
 }
@@ -66,7 +66,7 @@ fn judge(job: &Job, steps: &str, out: &Path) -> Result<TestResult> {
     job.judge(&text("log"), &text("err"), status, time)
 }
 
-/// The exit status and the seconds of a step in the text of status.txt.
+/// Returns a step's exit status and duration in seconds, from the text of status.txt.
 fn step_end(steps: &str, name: &str) -> Option<(i32, f64)> {
     let mut fields = steps.lines().map(|line| line.split('\t'));
     let mut fields = fields.find(|fields| fields.clone().next() == Some(name))?;

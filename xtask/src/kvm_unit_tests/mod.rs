@@ -23,8 +23,8 @@ use job::Job;
 
 /// Runs kvm-unit-tests, in the interpreter unless another engine is named.
 ///
-/// A checkout is configured and built by the user: one for x86_64, and, for the tests of 32-bit code, one
-/// for i386.
+/// The user configures and builds each checkout: one for x86_64 and, for the tests of 32-bit code,
+/// one for i386.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
 Exit status: 0 when every test passes or is one that asks for what the profile lacks, 1 when another one
@@ -75,9 +75,9 @@ pub struct TestResult {
     pub name: String,
     pub architecture: String,
     pub verdict: Verdict,
-    /// Lines PASS, FAIL and SKIP of its output.
+    /// Numbers of lines PASS, FAIL and SKIP in its output.
     pub counts: [usize; 3],
-    /// What the failed assertions are called.
+    /// The names of the failed assertions.
     pub failures: Vec<String>,
     pub time: Duration,
 }

@@ -1,4 +1,4 @@
-//! The page of results.
+//! Makes the page docs/reports/kvm-unit-tests.md of the results.
 
 use std::fmt::Write as _;
 
@@ -19,10 +19,10 @@ what the profile lacks; any other test that does not pass makes the command fail
 
 ";
 
-/// Failed assertions that a row names.
+/// Maximum number of failed assertions that a row names.
 const NAMED: usize = 4;
 
-/// Makes the page of tests that had `timeout` seconds or more.
+/// Makes the page. The time limit of each test was at least `timeout` seconds.
 pub fn render(results: &[TestResult], expectations: &Expectations, timeout: u64) -> String {
     let passed = results.iter().filter(|r| r.verdict == Verdict::Passed);
     let lacking = results

@@ -28,8 +28,8 @@ pub enum ArmingMachine {
     Intel,
 }
 
-/// Runs random sequences of arming and disarming (breakpoints, TF, BTF, LBR, counters, at CPL 0 and 3)
-/// in the interpreter here and with `--engine auto` on each machine, and compares their logs.
+/// Runs random sequences of arming and disarming (breakpoints, TF, BTF, LBR, counters, at CPL 0 and
+/// 3) in the interpreter here and with `--engine auto` on each machine, and compares their logs.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
 Exit status: 0 when the logs are the same, 1 when one differs or a machine gave none, 2 for wrong
@@ -115,7 +115,7 @@ impl SequenceRuns {
         ]
     }
 
-    /// The log of this machine.
+    /// Runs the payload on this machine, and returns its log.
     fn on_host(&self, engine: &str) -> Result<String> {
         let output = Command::new(&self.binary)
             .args(self.words(engine, &self.payload))
@@ -131,7 +131,7 @@ impl SequenceRuns {
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// The log of a lab with `--engine auto`.
+    /// Runs the payload in a lab with `--engine auto`, and returns its log.
     fn in_lab(&self, lab: Lab) -> Result<String> {
         let mut arguments = LabArguments::new(lab);
         let out = folder(&format!("{}-{PAYLOAD}", lab.name()));
@@ -152,7 +152,7 @@ impl SequenceRuns {
     }
 }
 
-/// The first lines that differ; a line that is missing is empty.
+/// Returns the first line that differs, of each log; empty for a log that ends before it.
 fn first_difference<'a>(expected: &'a str, found: &'a str) -> Option<(&'a str, &'a str)> {
     let count = expected.lines().count().max(found.lines().count());
     let lines = |text: &'a str| text.lines().chain(std::iter::repeat(""));

@@ -1,4 +1,4 @@
-//! Linux's own tests of breakpoints and single-steps, in a guest.
+//! Runs Linux's own tests of breakpoints and single-stepping in a guest.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,13 +14,13 @@ use crate::guests::initramfs::GuestFile;
 use crate::guests::linux::{self, Tools};
 use crate::process::{existing_file, root, say};
 
-/// The start of the lines that the guest prints for each test.
+/// The prefix of the line that the guest prints for each test.
 const MARK: &str = "linux-breakpoints: ";
 const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 nmi_watchdog=0 cryptomgr.notests \
                             hindsight.script=/files/guest-breakpoints";
 
-/// Runs in a Linux guest the kernel's selftest of breakpoints, a session of gdb, and perf's tests of
-/// breakpoints; prints a line for each.
+/// Runs in a Linux guest the kernel's selftest of breakpoints, a session of gdb, and perf's tests
+/// of breakpoints; prints a line for each.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Exit status: 0 all passed, 1 some failed or did not run.")]
 pub struct LinuxBreakpointsArguments {

@@ -1,4 +1,4 @@
-//! How the emulators are started and ended.
+//! Starts and ends the emulators.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -18,8 +18,10 @@ use xshell::cmd;
 use super::{Lab, LabArguments};
 use crate::process::shell;
 
-/// Options of both kernels. On a busy machine the emulated timer may be too late for the check that
-/// no_timer_check leaves out, which panics.
+/// Kernel options of both labs.
+///
+/// The kernel panics if its check of the timer fails, which it may on a busy machine because the
+/// emulated timer is late. `no_timer_check` leaves the check out.
 const COMMON: &str = "console=ttyS1,115200 printk.devkmsg=on quiet panic=-1 mitigations=off \
                       no_timer_check tsc=reliable cryptomgr.notests";
 /// Bochs counts 50 million TSC ticks a second, whatever its CPUID says.
@@ -34,17 +36,17 @@ pub struct Work {
 }
 
 impl Work {
-    /// The output of the first serial port: the steps and their output.
+    /// The file with the output of the first serial port: the steps and their output.
     pub fn console(&self) -> PathBuf {
         self.folder.join("console")
     }
 
-    /// The output of the second serial port: the kernel's console, and the results.
+    /// The file with the output of the second serial port: the kernel's console and the results.
     pub fn result(&self) -> PathBuf {
         self.folder.join("result")
     }
 
-    /// The output of the emulator itself.
+    /// The file with the output of the emulator itself.
     pub fn log(&self) -> PathBuf {
         self.folder.join("emulator.log")
     }
@@ -107,7 +109,7 @@ impl Emulator {
         Ok(self.status.is_none())
     }
 
-    /// Ends the emulator if it still runs; returns the signal that it died of by itself, if any.
+    /// Kills the emulator if it still runs. Returns the signal that killed it before, if any.
     pub fn end(&mut self) -> Result<Option<i32>> {
         let died = if self.is_running()? {
             self.kill()?;
@@ -124,8 +126,8 @@ impl Emulator {
     }
 
     fn kill(&mut self) -> Result<()> {
-        // Bochs' pid is surely its own only while its parent, script, lives; script ends when it has
-        // reaped it.
+        // Bochs' pid is surely its own only while its parent, script, lives; script ends when it
+        // has reaped it.
         if self.lab == Lab::Intel {
             let pid = fs::read_to_string(self.work.bochs_pid()).unwrap_or_default();
             if let Some(pid) = pid.trim().parse().ok().and_then(Pid::from_raw) {
@@ -150,7 +152,7 @@ impl Drop for Emulator {
     }
 }
 
-/// The signal that `script` reports as 128 + N of the emulator that it ran.
+/// Returns the signal that killed the emulator, which script(1) reports as status 128 + N.
 fn shell_signal(status: ExitStatus) -> Option<i32> {
     status
         .code()
@@ -181,7 +183,7 @@ fn qemu(arguments: &LabArguments, kernel: &Path, work: &Work) -> Command {
     command
 }
 
-/// Bochs boots a CD made by GRUB.
+/// Returns the command that starts Bochs, which boots a CD made by GRUB.
 fn bochs(arguments: &LabArguments, kernel: &Path, work: &Work) -> Result<Command> {
     let (cd, image) = (work.folder.join("cd"), work.folder.join("cd.iso"));
     fs::create_dir_all(cd.join("boot/grub"))?;
@@ -251,8 +253,9 @@ log: \"{folder}/bochs.log\"
     )
 }
 
-/// Reads what Bochs' display writes to the terminal that it opens for itself: once that is full, Bochs
-/// waits forever.
+/// Reads and discards the output of Bochs' display until `ended` is set.
+///
+/// Bochs opens a terminal for its display, and blocks forever once the terminal's buffer is full.
 fn drain_display(log: &Path, ended: &AtomicBool) {
     let mut screen = None;
     let mut buffer = [0; 65536];
@@ -270,7 +273,7 @@ fn drain_display(log: &Path, ended: &AtomicBool) {
     }
 }
 
-/// The terminal that Bochs names in its output.
+/// Returns the path of the terminal that Bochs names in its output.
 fn screen_name(log: &Path) -> Option<String> {
     let bytes = fs::read(log).ok()?;
     let text = String::from_utf8_lossy(&bytes).into_owned();

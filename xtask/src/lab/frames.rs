@@ -1,6 +1,6 @@
-//! The frames by which a lab sends /out back.
+//! Decodes the frames in which a lab sends the files of /out to the host.
 //!
-//! ci/guest/lab-init writes them to the kernel's log, a line each:
+//! ci/guest/lab-init writes them to the kernel's log:
 //!
 //! ```text
 //! hindsight-lab-frame LENGTH SHA256
@@ -8,16 +8,16 @@
 //! hindsight-lab-frame-end
 //! ```
 //!
-//! The last frame that is whole and has its hash counts.
+//! The result is the last frame that is complete and whose hash is correct.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use sha2::{Digest, Sha256};
 
-/// The line that ends a lab.
+/// The line that the lab's init prints last.
 pub const DONE: &str = "hindsight-lab-done";
 
-/// The contents of the last whole frame: a compressed tar archive.
+/// Returns the contents of the last complete frame: a compressed tar archive.
 pub fn last_frame(result: &[u8]) -> Option<Vec<u8>> {
     let text: String = String::from_utf8_lossy(result)
         .chars()
@@ -35,7 +35,7 @@ pub fn last_frame(result: &[u8]) -> Option<Vec<u8>> {
         .find_map(|begin| decode(&lines[*begin..]))
 }
 
-/// What follows "hindsight-lab-", without the time stamp of the kernel.
+/// Returns the part of a line after "hindsight-lab-", which may follow the kernel's time stamp.
 fn frame_line(line: &str) -> Option<&str> {
     let line = match line.strip_prefix('[') {
         Some(rest) => rest.split_once("] ")?.1,
@@ -44,7 +44,7 @@ fn frame_line(line: &str) -> Option<&str> {
     line.strip_prefix("hindsight-lab-")
 }
 
-/// Decodes a frame that begins with the first line.
+/// Decodes the frame that begins with the first of `lines`; `None` if it is damaged.
 fn decode(lines: &[&str]) -> Option<Vec<u8>> {
     let mut head = lines.first()?.split_whitespace().skip(1);
     let length: usize = head.next()?.parse().ok()?;
@@ -64,7 +64,7 @@ fn decode(lines: &[&str]) -> Option<Vec<u8>> {
     None
 }
 
-/// What the kernel and then the console printed, without frames and terminal sequences.
+/// Returns the output of the kernel, then of the console, as plain text without frames.
 pub fn plain_console(result: &[u8], console: &[u8]) -> String {
     let result = String::from_utf8_lossy(result).into_owned();
     let kernel = result
@@ -74,7 +74,7 @@ pub fn plain_console(result: &[u8], console: &[u8]) -> String {
     without_sequences(&(text + &String::from_utf8_lossy(console)))
 }
 
-/// The text without carriage returns, NULs and the escape sequences of terminals.
+/// Returns the text without carriage returns, NULs and the escape sequences of terminals.
 fn without_sequences(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut chars = text.chars().peekable();

@@ -1,4 +1,4 @@
-//! The gdb tests of the monitor, in a lab.
+//! Runs the monitor's gdb tests in a lab.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,8 +1,10 @@
-//! The labs: hindsight on an upstream KVM that this machine does not have. See docs/internals/labs.md.
+//! The labs run hindsight on an upstream KVM that this machine does not have.
 //!
-//! A lab is Debian's cloud kernel in an emulator: `kvm_amd` in QEMU's emulated SVM, or `kvm_intel` in
-//! Bochs' emulated VMX. Its init, ci/guest/lab-init, runs a script of steps and sends /out back over
-//! the second serial port.
+//! docs/internals/labs.md describes them.
+//!
+//! A lab is Debian's cloud kernel in an emulator: `kvm_amd` in QEMU's emulated SVM, or `kvm_intel`
+//! in Bochs' emulated VMX. Its init, ci/guest/lab-init, runs a script of steps and sends /out back
+//! over the second serial port.
 
 pub mod arming;
 pub mod breakpoints;
@@ -34,7 +36,7 @@ pub enum Lab {
 }
 
 impl Lab {
-    /// Its name, which is part of the names of folders.
+    /// The lab's name on the command line and in the names of folders.
     pub fn name(self) -> &'static str {
         match self {
             Self::Amd => "amd",
@@ -188,7 +190,7 @@ impl LabArguments {
         }
     }
 
-    /// Where results go.
+    /// The folder for the results.
     pub fn out(&self) -> Result<PathBuf> {
         match &self.out {
             Some(out) => absolute(out),
@@ -215,18 +217,18 @@ impl LabArguments {
     }
 }
 
-/// What every run of a lab requires.
+/// The files that every run of a lab requires.
 struct Supplies {
     busybox: PathBuf,
     kernel: PathBuf,
     binary: PathBuf,
 }
 
-/// The exit status for arguments that do not fit together.
+/// The exit status for arguments that the lab does not support.
 const WRONG_ARGUMENTS: u8 = 2;
-/// The exit status when the lab did not come up or died.
+/// The exit status if the lab did not boot, or its emulator died.
 pub const LAB_DIED: u8 = 3;
-/// The exit status when time ran out.
+/// The exit status if the lab's time limit passed.
 pub const TIMED_OUT: u8 = 124;
 
 /// Runs a lab; returns the exit status that [`LabArguments`] describes.

@@ -1,4 +1,4 @@
-//! One run of a lab, from its initramfs to its results.
+//! Runs a lab once: makes its initramfs, runs the emulator and collects the results.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -19,7 +19,7 @@ use super::{LAB_DIED, LabArguments, Supplies, TIMED_OUT, steps};
 use crate::guests::initramfs::{self, GuestFile};
 use crate::process::{root, say};
 
-/// The files that a run writes, and that an earlier run may have left.
+/// The result files. A run first removes those of an earlier run.
 const RESULTS: [&str; 9] = [
     "status.txt",
     "console.txt",
@@ -32,13 +32,13 @@ const RESULTS: [&str; 9] = [
     "table.md",
 ];
 
-/// The line of the console from which it is shown.
+/// The console's line after which the user is shown its output.
 const READY: &str = "lab: ready";
 
 /// How a lab ended.
 struct LabEnd {
     timed_out: bool,
-    /// The signal that the emulator died of by itself.
+    /// The signal that killed the emulator, unless this process sent it.
     signal: Option<i32>,
     seconds: u64,
 }
@@ -106,9 +106,10 @@ fn make_initramfs(arguments: &LabArguments, supplies: &Supplies, work: &Work) ->
     initramfs::pack(&tree, &work.initrd())
 }
 
-/// Runs the emulator until it ends or time is up.
+/// Runs the emulator until it ends or the time limit passes.
 ///
-/// Powering off ends it; the line [`DONE`] is for when it does not.
+/// The lab's init powers the machine off, which ends the emulator. If it does not end, it is killed
+/// five seconds after the line [`DONE`].
 fn emulate(arguments: &LabArguments, supplies: &Supplies, work: &Work) -> Result<LabEnd> {
     let interrupted = interruption()?;
     let start = Instant::now();
@@ -142,9 +143,10 @@ fn emulate(arguments: &LabArguments, supplies: &Supplies, work: &Work) -> Result
     })
 }
 
-/// The number of the signal that asks this process to end, or 0.
+/// Returns a flag with the number of the signal that asks this process to end, or 0.
 ///
-/// The signals no longer end the process by themselves, because the emulator must be killed first.
+/// Installs handlers for these signals, because the emulator must be killed before this process
+/// ends. A second signal ends the process at once.
 fn interruption() -> Result<&'static AtomicUsize> {
     static SIGNAL: OnceLock<Arc<AtomicUsize>> = OnceLock::new();
     if SIGNAL.get().is_none() {
@@ -190,7 +192,7 @@ fn collect(result: &[u8], work: &Work, out: &Path) -> Result<bool> {
     Ok(status.success())
 }
 
-/// The exit status: of the lab itself, else of the first step that failed.
+/// Returns the exit status: that of a lab that failed, or of the first step that failed.
 fn exit_status(
     arguments: &LabArguments,
     end: &LabEnd,
@@ -266,7 +268,7 @@ fn show_console_end(work: &Work) -> Result<()> {
     Ok(())
 }
 
-/// Prints what a command printed, or makes the table of the default steps.
+/// Prints the command's output, or makes the table of the default steps.
 fn report(arguments: &LabArguments, out: &Path) -> Result<()> {
     if !arguments.command.is_empty() {
         let stdout = fs::read(out.join("stdout.txt")).unwrap_or_default();
@@ -293,7 +295,7 @@ fn report(arguments: &LabArguments, out: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes the table of doctor and JUnit results, each `MACHINE=FILE`.
+/// Writes the table of the results of doctor and test; each of `results` is `MACHINE=FILE`.
 fn write_table(results: &[String], to: &Path) -> Result<()> {
     let output = Command::new("python3")
         .args(["-B", "-m", "hindsight_ci.lab_table"])
@@ -312,10 +314,10 @@ struct Followers {
 }
 
 impl Followers {
-    /// Shows all of the console, or what follows [`READY`].
+    /// Starts to show all output of the console, or the part after [`READY`].
     ///
-    /// A command that runs long may show its progress through the kernel's log, which comes over the
-    /// other port, in lines that begin with "lab: ".
+    /// A long command may report its progress in the kernel's log, in lines that begin with "lab:
+    /// ": these lines arrive over the second serial port and are shown too.
     fn start(arguments: &LabArguments, work: &Work) -> Self {
         let ended = Arc::new(AtomicBool::new(false));
         let mut threads = Vec::new();
@@ -341,7 +343,7 @@ impl Followers {
     }
 }
 
-/// Prints the lines that are appended to a file, as `select` returns them.
+/// Prints each line that is appended to a file, as `select` changes it.
 fn follow(
     path: PathBuf,
     ended: &Arc<AtomicBool>,

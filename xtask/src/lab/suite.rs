@@ -1,4 +1,4 @@
-//! What `ci/test labs` expects of each lab.
+//! The tests that `ci/test labs` runs in each lab.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -17,8 +17,9 @@ use crate::process::{existing_file, root, say};
 
 /// The payloads that run under KVM in both labs.
 ///
-/// Those that arm breakpoints crash the emulator of the amd lab (docs/internals/labs.md), and those of
-/// facilities that no KVM has run in the interpreter, which requires no lab.
+/// Payloads that arm breakpoints are left out because they crash the emulator of the amd lab
+/// (docs/internals/labs.md). Payloads of facilities that no KVM provides are left out because they
+/// run in the interpreter, which needs no lab.
 const PAYLOADS: &[&str] = &[
     "apic/",
     "apic_timer/",
@@ -39,18 +40,21 @@ const PAYLOADS: &[&str] = &[
     "workload/",
 ];
 
-/// The payloads that run with `--engine auto`: those of debug registers and single-stepping, which a
-/// guest uses without an exit.
+/// The payloads that run with `--engine auto`.
+///
+/// They use debug registers and single-stepping, which a guest can use without an exit.
 const AUTO_PAYLOADS: &[&str] = &["debug_basic/", "tf/", "shadow/", "rf/", "gd/", "iob/"];
 
-/// This program, also after cargo has replaced its file.
+/// The path of this program, which stays valid after cargo has replaced its file.
 const THIS_PROGRAM: &str = "/proc/self/exe";
 
-/// Random sequences of arming and disarming that run in each lab.
+/// Number of random sequences of arming and disarming that run in each lab.
 const SEQUENCES: u64 = 1000;
 
-/// Runs doctor, the payloads, the gdb sessions, random sequences and, in the amd lab, guest images and
-/// Linux's tests of breakpoints in one lab.
+/// Runs the tests of one lab.
+///
+/// They are doctor, the payloads, the gdb sessions and random sequences of arming; in the amd lab
+/// also guest images and Linux's tests of breakpoints.
 pub fn run_suite(lab: Lab, binary: &Path) -> Result<()> {
     let binary = existing_file("BINARY", binary)?;
     payloads(lab, &binary)?;
@@ -92,7 +96,7 @@ pub fn run_both(binary: &Path, results: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A lab with the time limits of a machine that also does something else.
+/// Returns the arguments of a lab: no progress output, and time limits for a busy machine.
 fn quiet_lab(lab: Lab, binary: &Path) -> LabArguments {
     let mut arguments = LabArguments::new(lab);
     arguments.binary = Some(binary.to_path_buf());
@@ -131,7 +135,7 @@ fn run_payloads(arguments: &mut LabArguments, engine: &str, payloads: &[&str]) -
     require_success("the lab's doctor and payloads", status)
 }
 
-/// The gdb tests with the engine that suffices for each, then gdb sessions under KVM alone.
+/// Runs the gdb tests with `--engine auto`, then gdb sessions under KVM alone.
 fn gdb_sessions(lab: Lab, binary: &Path) -> Result<()> {
     let status = run_tests(&LabGdbArguments {
         lab,
@@ -150,7 +154,7 @@ fn gdb_sessions(lab: Lab, binary: &Path) -> Result<()> {
     require_success("the lab's gdb sessions", run(&arguments)?)
 }
 
-/// Random sequences of arming, with the same log as in the interpreter.
+/// Runs random sequences of arming, and compares their log with that of the interpreter.
 fn random_sequences(lab: Lab, binary: &Path) -> Result<()> {
     let machine = match lab {
         Lab::Amd => ArmingMachine::Amd,
@@ -175,7 +179,7 @@ fn linux_breakpoints(lab: Lab, binary: &Path) -> Result<()> {
     require_success("Linux's tests of breakpoints", status)
 }
 
-/// Guest images under kvm_amd.
+/// Runs guest images under kvm_amd.
 fn images(binary: &Path) -> Result<()> {
     let guests: PathBuf = root().join("target/guests");
     make_images(&guests)?;

@@ -17,8 +17,8 @@ pub struct PendingInterrupts {
     pub interrupt: bool,
     /// A maskable interrupt that the task priority alone inhibits.
     ///
-    /// It cannot be acknowledged; but where the processor can lower CR8 without an exit, the caller
-    /// must compare CR8 now and then.
+    /// It cannot be acknowledged. If the processor can lower CR8 without an exit, the caller must
+    /// compare CR8 at intervals.
     pub held: bool,
 }
 

@@ -8,7 +8,7 @@ use super::regs::lvt;
 use super::vectors::PRIORITY_CLASS;
 use super::{Lapic, LapicEffect};
 
-/// What the processor takes.
+/// The interrupt that the processor has acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acknowledged {
     /// This vector, now in service.

@@ -15,17 +15,17 @@ const PROGRAM: &[u8] = &[
     0xf4, // hlt
 ];
 
-/// What an instruction did that others need to know.
+/// The effect of an instruction that the debugger may stop for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     None,
-    /// It wrote 8 bytes at this address.
+    /// The instruction wrote 8 bytes at this address.
     Store(u64),
-    /// It jumped from the first address to the second one.
+    /// The instruction jumped from the first address to the second one.
     Branch(u64, u64),
     /// HLT: the run ends before it.
     Halt,
-    /// It is none of the five instructions.
+    /// The bytes are none of the five instructions.
     Illegal,
 }
 

@@ -1,12 +1,13 @@
-//! Random sequences of arming and disarming: breakpoints, TF, BTF, LBR and counters, at CPL 0 and 3.
+//! Random sequences of arming and disarming: breakpoints, TF, BTF, LBR and counters, at CPL 0 and
+//! 3.
 //!
-//! A sequence is a list of random steps. Some write a debug register or an MSR, others run a snippet at CPL 0
-//! or 3, with TF or without. The handler of #DB and #BP takes random steps too. Every event and all state
-//! that software can read goes into a hash, so that two engines that differ anywhere give different
-//! lines. `cargo xtask arming` compares engines.
+//! A sequence is a list of random steps. Some write a debug register or an MSR, others run a
+//! snippet at CPL 0 or 3, with TF or without. The handler of #DB and #BP takes random steps too.
+//! Every event and all state that software can read goes into a hash, so that two engines that
+//! differ anywhere give different lines. `cargo xtask arming` compares engines.
 //!
-//! With `sequences=N` on the command line it prints a line for each sequence, `sequence K HASH events=E`,
-//! from `first=K` on, else from 0. With `events=1` it also prints every event.
+//! With `sequences=N` on the command line it prints a line for each sequence, `sequence K HASH
+//! events=E`, from `first=K` on, else from 0. With `events=1` it also prints every event.
 
 #![no_std]
 #![no_main]
@@ -34,12 +35,12 @@ entry!(main);
 
 /// Steps of a sequence.
 const STEPS: u64 = 16;
-/// Events of a run after which the handler disarms TF and the breakpoints.
+/// Number of events of a run after which the handler disarms TF and the breakpoints.
 const RUN_EVENTS_MAX: u64 = 300;
 /// The port that the snippets use, which no device decodes.
 const PORT: u64 = 0x9a0;
 
-/// Instructions that set the flags in RSI, which are TF or none.
+/// Instructions that set the flags of RSI in RFLAGS. RSI has TF or no flag.
 macro_rules! set_flags {
     () => {
         "pushfq\nor qword ptr [rsp], rsi\npopfq"
@@ -200,7 +201,7 @@ fn sequence(index: u64) -> u64 {
     HASH.load(Relaxed)
 }
 
-/// Disarms everything, and clears what recorded and counted.
+/// Disarms all facilities, and resets the counters, the LBR stack and the data page.
 fn reset() {
     debug::disarm();
     insn::write_dr6(Dr6::RESET);
@@ -317,12 +318,14 @@ fn on_event(frame: &mut TrapFrame) {
     }
 }
 
-/// Whether an address is in the snippet `traps`, which clears them before it ends.
+/// Whether an address is in the snippet `traps`.
+///
+/// The snippet executes CPUID and RDTSC, and clears EAX, ECX and EDX before it ends.
 fn in_traps(rip: u64) -> bool {
     (start(traps)..start(ports)).contains(&rip)
 }
 
-/// Logs what software can read.
+/// Adds all state that software can read to the log.
 fn log_state() {
     log(&[
         insn::read_dr0(),

@@ -1,7 +1,7 @@
 //! Single-stepping on branches (BTF).
 //!
-//! The handler of #DB records RIP, DR6 and IA32_DEBUGCTL. Then it writes a value that the case chose
-//! to IA32_DEBUGCTL, and returns with TF unchanged.
+//! The handler of #DB records RIP, DR6 and IA32_DEBUGCTL. Then it writes a value that the case
+//! chose to IA32_DEBUGCTL, and returns with TF unchanged.
 
 #![no_std]
 #![no_main]
@@ -251,8 +251,8 @@ case! {
 }
 
 sequence! {
-    /// A branch and other instructions. A #DB must follow each record if the handler of the first one
-    /// leaves BTF clear.
+    /// A branch and other instructions. A #DB must follow each record if the handler of the first
+    /// one leaves BTF clear.
     resumes_stepping:
         "pushfq", "or qword ptr [rsp], 0x100", "popfq",
         "nop",
@@ -332,7 +332,7 @@ sequence! {
 }
 
 sequence! {
-    /// A store to RSP-128 with TF set, a call that pushes to RSP-8, an IN.
+    /// Executes with TF set: a store to RSP-128, a CALL that pushes to RSP-8, and an IN.
     breakpoints:
         "mov rbp, rsp",
         "mov esp, 0x03d00000",

@@ -260,10 +260,10 @@ case! {
     }
 }
 
-// The unwinder: a recursive descent over an expression. At its deepest point `probe` reads the chain
-// of callers from the LBR stack, without frame pointers or unwind tables.
+// The unwinder: a recursive descent over an expression. At its deepest point `probe` reads the
+// chain of callers from the LBR stack, without frame pointers or unwind tables.
 
-/// The most calls of a chain.
+/// Maximum number of calls of a chain.
 const DEPTH: usize = 16;
 
 /// The calls that led to `probe`, from the innermost on.

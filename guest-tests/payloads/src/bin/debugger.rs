@@ -112,9 +112,9 @@ fn bank_sum() -> u32 {
 struct RecordedStop {
     rip: u64,
     conditions: u64,
-    /// The sum at the stop before.
+    /// The program's sum at the stop before this one.
     old: u32,
-    /// The sum.
+    /// The program's sum at this stop.
     new: u32,
     /// RCX.
     index: u64,

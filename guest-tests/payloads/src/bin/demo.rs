@@ -4,8 +4,9 @@
 //! The log and the picture are found by their symbols, `hindsight_demo_log` and
 //! `hindsight_demo_picture`; `vmm/src/demo/log.rs` reads them. Writing to memory costs no exit, so
 //! that what is shown is not the showing. Each phase begins with one OUT to the test device, by
-//! which the monitor aligns the guest's time with its own. Where the processor records branches, the guest
-//! traces itself by BTS, into `hindsight_demo_branches`, and asks its LBR stack how it came to a fault.
+//! which the monitor aligns the guest's time with its own. Where the processor records branches,
+//! the guest traces itself by BTS, into `hindsight_demo_branches`, and asks its LBR stack how it
+//! came to a fault.
 //!
 //! With a command line this is a payload like any other, of one case.
 
@@ -189,7 +190,7 @@ const OFFSETS: [(i64, i64); 16] = [
 ];
 /// How long the picture may take, in milliseconds, once it has been drawn once.
 const DRAW_MS: u64 = 16;
-/// The most samples of a pixel.
+/// Maximum number of samples of a pixel.
 const SAMPLES: usize = 128;
 
 /// Iterations of z^2 + c until it escapes.
@@ -304,7 +305,7 @@ fn timed_sieve() -> (u64, u64) {
     (primes, rdtsc().wrapping_sub(start))
 }
 
-/// The same at both rings, timed: an emulated ring 0 shows.
+/// Times the sieve at CPL 0 and at CPL 3: the difference shows an emulated CPL 0.
 fn primes() {
     phase("primes, ring 0", 0);
     let (primes, ticks) = timed_sieve();
@@ -343,7 +344,7 @@ fn compute() {
 
 const VECTOR: u8 = 0x40;
 
-/// The most interrupts of one [`start_timer`]: the log can hold them. The limit ends the
+/// Maximum number of interrupts of one [`start_timer`]: the log can hold them. The limit ends the
 /// run even on a host where an interrupt takes longer than the timer's period.
 const TICKS_MAX: u64 = 150;
 static TICKS_LEFT: AtomicU64 = AtomicU64::new(0);

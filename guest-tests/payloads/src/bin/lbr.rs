@@ -207,7 +207,7 @@ sequence! {
 }
 
 sequence! {
-    /// Instructions that serialize or exit and do not branch. At CPL 3.
+    /// At CPL 3: instructions that serialize or cause an exit, and do not branch.
     not_branches_3:
         "xor eax, eax", "cpuid", "lfence", "mfence", "rdtsc", "pause",
         "mov eax, 0xfee00020", "mov eax, [rax]",

@@ -55,11 +55,11 @@ fn run(
     run_with(blob, mode, entry, 0, 0, |_| arm())
 }
 
-/// Nothing to arm.
+/// Arms nothing.
 fn nothing() {}
 
-/// Runs `blob` from `entry` with IOPL 3, the given flags and bits of CR4 and changes to the machine. Breakpoints are
-/// armed there too: the making of the machine writes to all its memory.
+/// Runs `blob` from `entry` with IOPL 3, the given flags and bits of CR4 and changes to the
+/// machine. Breakpoints are armed there too: the making of the machine writes to all its memory.
 fn run_with(
     blob: &Blob,
     mode: LegacyMode,

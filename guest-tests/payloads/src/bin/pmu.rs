@@ -178,7 +178,7 @@ case! {
     }
 }
 
-/// What 100 NOPs add to counter 0, or to fixed counter 0.
+/// Returns how far 100 NOPs advance counter 0 and fixed counter 0.
 fn hundred(global: u64) -> (u64, u64) {
     pmu::set(0, 0);
     msr::write(reg::IA32_FIXED_CTR0, 0);

@@ -261,7 +261,7 @@ case! {
 
 static FOUND: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
 
-/// One of the package's, one of the package's, and two of the processor's own.
+/// Two MSRs that all processors of the package share, and two that each processor has.
 const WATCHED: [u32; 4] = [
     reg::IA32_L3_QOS_MASK_0 + 5,
     reg::IA32_L2_QOS_EXT_BW_THRTL_0 + 2,
@@ -275,7 +275,7 @@ fn report(_index: usize) {
     }
 }
 
-/// What the second processor finds in the registers.
+/// Returns the values of [`WATCHED`] as the second processor reads them.
 fn other() -> [u64; 4] {
     smp::run(1, report);
     smp::wait(1);

@@ -1,5 +1,5 @@
-//! What resource monitoring and allocation mean: occupancy and traffic of a program that streams through
-//! memory, and the masks that keep it in its ways.
+//! What resource monitoring and allocation mean: occupancy and traffic of a program that streams
+//! through memory, and the masks that keep it in its ways.
 
 #![no_std]
 #![no_main]
@@ -18,10 +18,10 @@ use hindsight_payloads::pmu;
 
 payload!("rdt_cache");
 
-/// Memory that nothing else uses, from 32 MiB on: twice 6 MiB at most.
+/// Start of memory that no other code uses. The streams use up to 12 MiB of it.
 const STREAM_BASE: usize = 32 << 20;
 const BYTES: usize = 6 << 20;
-/// Units of one way of the L3, and one that is begun.
+/// Occupancy of one way of the L3 in units, with one unit added for rounding.
 const WAY: u64 = 352 / 11 + 1;
 
 /// Units of [`BYTES`].
@@ -39,7 +39,7 @@ fn read_lines(start: usize, bytes: usize) {
     }
 }
 
-/// A short stream through one of several places.
+/// Reads [`SHORT`] bytes at one of several places.
 fn stream_at(index: usize) {
     read_lines(STREAM_BASE + index * SHORT, SHORT);
 }
@@ -185,7 +185,7 @@ case! {
     }
 }
 
-/// Something to compute, with loads and stores: the checksum of a small table that is filled first.
+/// Computes with loads and stores: fills a small table, and returns its checksum.
 fn checksum() -> u64 {
     let mut table = [0_u64; 64];
     for (n, entry) in (1..).zip(&mut table) {
@@ -217,7 +217,7 @@ case! {
 static READY: AtomicBool = AtomicBool::new(false);
 static GO: AtomicBool = AtomicBool::new(false);
 
-/// Spins, without halting or writing any MSR, until the other processor says so; then streams.
+/// Spins, without HLT or WRMSR, until the other processor requests a stream; then streams.
 fn stream_on_request(_index: usize) {
     READY.store(true, Ordering::SeqCst);
     while !GO.load(Ordering::SeqCst) {
@@ -261,7 +261,7 @@ case! {
 /// Lines that [`pass`] reads.
 const PASS: usize = 1024;
 
-/// Ticks that reading [`PASS`] lines from memory takes in a class.
+/// Returns the TSC ticks for reading [`PASS`] lines from memory in class of service `cos`.
 fn pass(cos: u32) -> u64 {
     associate(0, cos);
     insn::wbinvd();
@@ -344,14 +344,16 @@ case! {
 
 /// Sets of the L3.
 const SETS: usize = 36864;
-/// Lines of the resident program: in each second set two, in the others one.
+/// Lines of the resident program: two in every second set, and one in each other set.
 const RESIDENT: usize = SETS * 3 / 2;
-/// Lines of the streaming one: three in each set, which is all that the ways hold that it may fill.
+/// Lines of the streaming program: three in each set, which fill all of its ways.
 const STREAMING: usize = SETS * 3;
-/// The most misses of other accesses: of code, and of the setup of the counters.
+/// Maximum number of misses by other accesses: to code, and by the setup of the counters.
 const FEW: u64 = 100;
 
-/// The misses of the resident program after the streaming one has run, with these masks.
+/// Returns the misses of the resident program after the streaming program has run.
+///
+/// `resident` and `streaming` are the L3 masks of the programs.
 fn misses_beside(resident: u64, streaming: u64) -> u64 {
     msr::write(reg::IA32_L3_QOS_MASK_0 + 1, resident);
     msr::write(reg::IA32_L3_QOS_MASK_0 + 2, streaming);

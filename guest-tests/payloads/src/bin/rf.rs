@@ -305,7 +305,8 @@ case! {
     }
 }
 
-// IRET with a 16-bit operand size, at an address below 64 KiB: SP, SS, IP, CS and FLAGS are 16 bits each.
+// IRET with a 16-bit operand size, at an address below 64 KiB: SP, SS, IP, CS and FLAGS are 16 bits
+// each.
 core::arch::global_asm!(
     ".pushsection .rodata.iret16, \"a\"",
     ".global iret16_begin, iret16_target, iret16_end",
@@ -383,7 +384,9 @@ case! {
     name: "sysexit", cpl: [3], rules: ["RF-11"], needs: ["guestbp-io", "iretq-cpl3"],
     about: "after SYSEXIT RF is clear: the breakpoint on its target is met",
     fn body(ctx) {
-        /// SYSEXIT sets SS to a selector that our GDT has no stack segment for, so IRET must not reload it.
+        /// Records the RIP of the #DB, disarms the breakpoint, and sets SS for the IRET.
+        ///
+        /// SYSEXIT has set SS to a selector whose GDT entry is no stack segment: IRET would fault.
         fn record_and_disarm(frame: &mut TrapFrame) {
             AT[0].store(frame.rip, Ordering::Relaxed);
             frame.ss = u64::from(USER_DATA);

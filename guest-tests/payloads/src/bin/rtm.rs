@@ -1,5 +1,5 @@
-//! Transactions: what commits, what aborts and how that shows in registers, memory, debug exceptions,
-//! branch records and counters.
+//! Transactions: what commits, what aborts and how that shows in registers, memory, debug
+//! exceptions, branch records and counters.
 
 #![no_std]
 #![no_main]
@@ -265,7 +265,7 @@ static SHARED: Line = Line(AtomicU64::new(0));
 static OTHER: Line = Line(AtomicU64::new(0));
 static STOP: AtomicU32 = AtomicU32::new(0);
 
-/// Writes to the line that processor 0 reads, until that ends the test.
+/// Writes to the cache line that processor 0 reads, until processor 0 ends the test.
 fn disturb(_: usize) {
     while STOP.load(Ordering::Acquire) == 0 {
         SHARED.0.fetch_add(1, Ordering::AcqRel);

@@ -269,7 +269,7 @@ fn record_nmi(frame: &mut TrapFrame) {
     }
 }
 
-/// How many NMIs hit the loop of SS loads.
+/// Number of NMIs after which the loop of SS loads ends.
 const ENOUGH_NMIS: u64 = 100;
 
 case! {
@@ -290,8 +290,9 @@ case! {
         });
         NMIS.store(ENOUGH_NMIS, Ordering::Relaxed);
         smp::wait(1);
-        // One more may be on its way. A virtual processor may look for it only once in some thousand
-        // instructions, and time passes without instructions where the host runs something else.
+        // One more may be on its way. A virtual processor may look for it only once in some
+        // thousand instructions, and time passes without instructions where the host runs something
+        // else.
         (0..10_000).for_each(|_| insn::pause());
         clock::wait(5);
         check!(enough, "the NMIs came");

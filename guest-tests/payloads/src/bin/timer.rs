@@ -62,7 +62,9 @@ fn near(found: u64, expected: u64, per_mille: u64) -> bool {
     found.abs_diff(expected) <= expected * per_mille / 1000
 }
 
-/// Whether one of a few measurements is near: a host that is busy stretches single ones.
+/// Whether one of a few measurements is near `expected`.
+///
+/// A single measurement may take longer on a host that is busy.
 fn measured_near(expected: u64, per_mille: u64, measure: impl Fn() -> u64) -> bool {
     (0..20).any(|_| near(measure(), expected, per_mille))
 }

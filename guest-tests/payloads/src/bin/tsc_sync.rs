@@ -14,19 +14,22 @@ use hindsight_payloads::clock;
 
 payload!("tsc_sync");
 
-/// How many processors there are to synchronize.
+/// Number of processors to synchronize.
 const CPUS: usize = 4;
 /// Exchanges for each measurement: the shortest decides.
 const EXCHANGES: u32 = 50;
 
-/// A question by the first processor: its number, and the answer to the last one with the other's TSC.
+/// The number of the first processor's current question.
+///
+/// The next two statics are the number of the last question that was answered, and the answer: the
+/// other processor's TSC.
 static QUESTION: AtomicU64 = AtomicU64::new(0);
 static ANSWERED: AtomicU64 = AtomicU64::new(0);
 static ANSWER: AtomicU64 = AtomicU64::new(0);
-/// A question that ends the answering.
+/// The number of the question after which the other processor ends.
 const LAST: u64 = u64::MAX;
 
-/// The TSC after all earlier instructions.
+/// Reads the TSC after all earlier instructions have completed.
 fn rdtsc() -> u64 {
     insn::lfence();
     insn::rdtsc()
@@ -47,7 +50,7 @@ fn answer(_index: usize) {
     }
 }
 
-/// How far processor `index` is ahead of this one, and by how much that may be wrong, in ticks.
+/// Returns how far processor `index` is ahead of this one, and the maximum error, in ticks.
 fn measure(index: usize) -> (i64, u64) {
     QUESTION.store(0, Ordering::Release);
     ANSWERED.store(0, Ordering::Release);
@@ -70,7 +73,7 @@ fn measure(index: usize) -> (i64, u64) {
     (best.0, best.1.div_ceil(2))
 }
 
-/// Sets each processor's TSC apart from the others by a different step.
+/// Adds to this processor's TSC an offset that differs from that of the others.
 fn set_apart(index: usize) {
     let step = (1_u64 << 40)
         .wrapping_mul(index as u64 * 3)

@@ -152,7 +152,7 @@ impl TakenBranch {
     }
 }
 
-/// The most branches that a [`BranchList`] holds.
+/// Maximum number of branches that a [`BranchList`] holds.
 pub const LIST_MAX: usize = 160;
 
 /// Branches in the order in which they were taken.
@@ -238,10 +238,10 @@ impl BranchSequence {
 
 /// Defines a function that returns a [`BranchSequence`].
 ///
-/// The instructions are in Intel syntax. The taken branches follow as `[from, to, class]`. Addresses
-/// are numeric labels from 20 to 79, each used once. Classes are `JCC`, `REL_CALL`, `IND_CALL`,
-/// `RET_NEAR`, `IND_JMP`, `REL_JMP`, `FAR`, `FAR_IN` (ends at CPL 0), `FAR_OUT` (begins at CPL 0),
-/// `FAR_0` (both) and `DEBUG_IN` (delivery of a #DB).
+/// The instructions are in Intel syntax. The taken branches follow as `[from, to, class]`.
+/// Addresses are numeric labels from 20 to 79, each used once. Classes are `JCC`, `REL_CALL`,
+/// `IND_CALL`, `RET_NEAR`, `IND_JMP`, `REL_JMP`, `FAR`, `FAR_IN` (ends at CPL 0), `FAR_OUT` (begins
+/// at CPL 0), `FAR_0` (both) and `DEBUG_IN` (delivery of a #DB).
 #[macro_export]
 macro_rules! sequence {
     (

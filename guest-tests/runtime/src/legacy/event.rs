@@ -78,5 +78,5 @@ impl LegacyEvent {
     }
 }
 
-/// The most events that are logged; the next one ends the run.
+/// Maximum number of events that are logged; the next one ends the run.
 pub const EVENTS: usize = 64;

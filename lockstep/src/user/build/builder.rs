@@ -48,11 +48,11 @@ pub(super) struct BatchBuilder<'a> {
 /// misaligned operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EmptyMask {
-    /// It may: vendors agree.
+    /// The mask may select no element: vendors agree.
     Allowed,
-    /// It may: the operand is aligned.
+    /// The mask may select no element: the operand is aligned.
     Aligned,
-    /// It may not: the operand may be misaligned.
+    /// The mask selects an element: the operand may be misaligned.
     Avoided,
 }
 

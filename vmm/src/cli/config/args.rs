@@ -13,7 +13,7 @@ use super::schema;
 #[derive(Clone, Debug)]
 pub struct ConfigArgs {
     file: Option<PathBuf>,
-    /// What the command line and the environment give, without defaults.
+    /// The arguments of the command line and the environment, without defaults.
     given: ArgMatches,
 }
 
@@ -80,8 +80,8 @@ impl Args for ConfigArgs {
 
 /// Makes an option fit to override a file.
 ///
-/// Only an option that was given may have a value, so its default is no more than a part of its help.
-/// A flag accepts `=false`, to switch off what the file switches on.
+/// Only an option that was given may have a value, so its default is no more than a part of its
+/// help. A flag accepts `=false`, to switch off what the file switches on.
 fn layered(arg: Arg, defaults: &Table) -> Arg {
     let default = defaults
         .get(&schema::table(&arg))

@@ -23,16 +23,16 @@ const FILE_MAX: u64 = 256 << 10;
 /// The longest piece of the file that a message quotes, in characters.
 const QUOTE_MAX: usize = 300;
 
-/// Why a file is no configuration.
+/// Why a file cannot be used as a configuration.
 #[derive(Debug, Error)]
 pub enum FileError {
-    /// It cannot be read, or is too large.
+    /// The file cannot be read, or is too large.
     #[error("--config")]
     Read(#[source] anyhow::Error),
-    /// It has no version.
+    /// The file has no version.
     #[error("{path}: no version: begin the file with `version = {VERSION}`", path = .0.display())]
     NoVersion(PathBuf),
-    /// It is of another version.
+    /// The file has another version.
     #[error(
         "{path}: version {version} is unknown; hindsight {program} reads version {VERSION}",
         path = path.display(),
@@ -41,7 +41,7 @@ pub enum FileError {
     Version {
         /// The file.
         path: PathBuf,
-        /// Its version, as it is written.
+        /// The file's version, as it is written.
         version: String,
     },
     /// A part of it is wrong.

@@ -8,15 +8,15 @@ use super::options::RunConfig;
 /// One option.
 #[derive(Clone, Debug)]
 pub struct OptionInfo {
-    /// Its table in the file.
+    /// The option's table in the file.
     pub table: String,
-    /// Its key in the table, and its name on the command line.
+    /// The option's key in the table, which is its name on the command line.
     pub key: String,
     /// The help text, in one line.
     pub help: String,
     /// The words that it accepts, or a placeholder for its value.
     pub value: String,
-    /// Whether its value is a list.
+    /// Whether the option's value is a list.
     pub is_list: bool,
     /// Whether its value is true or false.
     pub is_flag: bool,

@@ -311,7 +311,8 @@ impl OptionValue for ListenAddress {
 impl OptionValue for CpuProfile {
     const EXPECTED: &'static str = "a CPU profile, or the name of a TOML file with one";
 
-    /// A profile, or a file with one, whose relative name refers to the folder of the configuration.
+    /// A profile, or a file with one, whose relative name refers to the folder of the
+    /// configuration.
     fn parse(text: &str) -> Result<Self, String> {
         let is_file = Path::new(text).extension().is_some_and(|e| e == "toml");
         if !is_file {
@@ -332,7 +333,7 @@ impl OptionValue for CpuProfile {
 /// `branches[=N][,stop=WHERE][,every]`: which branches of each vCPU are recorded for a debugger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BranchRecord {
-    /// Most branches that are kept.
+    /// Maximum number of branches that are kept.
     pub limit: usize,
     /// Keep the repetitions of loops.
     pub every: bool,

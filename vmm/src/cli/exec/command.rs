@@ -35,9 +35,9 @@ use crate::virtio::share::{self, ShareSpec};
 
 /// The largest kernel that is read, in bytes.
 const KERNEL_MAX: u64 = 256 << 20;
-/// Most folders that the command may change: a limit of the guest's init.
+/// Maximum number of folders that the command may change: a limit of the guest's init.
 const FOLDERS_MAX: usize = 16;
-/// Most bytes of arguments and environment: a limit of the guest's init.
+/// Maximum number of bytes of arguments and environment: a limit of the guest's init.
 const REQUEST_MAX: usize = 1 << 20;
 /// Exit status if the monitor or the guest failed, as env(1) and timeout(1) use it.
 const FAILED: u8 = 125;

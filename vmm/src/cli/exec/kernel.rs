@@ -1,5 +1,7 @@
-//! Finds a Linux kernel for the guest: one that the user names, a cached one, one that is installed, or
-//! Debian's, which is fetched.
+//! Finds a Linux kernel for the guest.
+//!
+//! It is the one that the user names, else a cached one, else an installed one, else Debian's,
+//! which is fetched.
 
 use std::env;
 use std::fs;
@@ -18,11 +20,11 @@ pub(super) struct GuestKernel {
     pub(super) modules: PathBuf,
 }
 
-/// Finds the kernel to use; `image` and `modules` are what the user named.
+/// Finds the kernel to use. `image` and `modules` are the paths that the user named, if any.
 ///
 /// # Errors
 ///
-/// There is none, and none can be fetched.
+/// No kernel is cached or installed, and none can be fetched.
 pub(super) fn find(image: Option<&Path>, modules: Option<&Path>) -> anyhow::Result<GuestKernel> {
     if let Some(image) = image {
         let modules = match modules {
@@ -60,7 +62,7 @@ fn cache_folder() -> Option<PathBuf> {
     Some(cache.join("hindsight/linux"))
 }
 
-/// The version in the name of a kernel's image: that of vmlinuz-6.1.0-1-amd64 is 6.1.0-1-amd64.
+/// Returns the version in an image's name: 6.1.0-1-amd64 for vmlinuz-6.1.0-1-amd64.
 fn version_of(image: &Path) -> Option<String> {
     let name = image.file_name()?.to_str()?;
     name.strip_prefix("vmlinuz-").map(str::to_owned)
@@ -106,7 +108,7 @@ fn newest_cached(cache: &Path) -> Option<GuestKernel> {
     kernels.max_by_key(|kernel| version_key(&version_of(&kernel.image).unwrap_or_default()))
 }
 
-/// Runs a program, and returns what it printed.
+/// Runs a program, and returns its standard output.
 fn output(command: &mut Command) -> anyhow::Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command.stdin(Stdio::null()).output();

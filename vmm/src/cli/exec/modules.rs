@@ -8,9 +8,9 @@ use std::process::Command;
 use anyhow::{Context, bail};
 use object::{Object, ObjectSection};
 
-/// The modules that a guest of `hindsight exec` requires; what they depend on comes before them.
+/// The modules that a guest of `hindsight exec` requires.
 const REQUIRED: [&str; 4] = ["virtio_pci", "virtio_console", "virtiofs", "overlay"];
-/// The largest module, in bytes.
+/// Maximum size of a module in bytes.
 const MODULE_MAX: u64 = 64 << 20;
 /// Depth to which the directory of modules is searched.
 const DEPTH_MAX: usize = 8;
@@ -22,8 +22,10 @@ pub(super) struct KernelModule {
     pub(super) contents: Vec<u8>,
 }
 
-/// Reads the modules that the guest requires, and those of `more`, from a kernel's directory of
-/// modules. A required module without a file is taken to be built into the kernel.
+/// Reads the modules that the guest requires, and those of `more`, from `folder`.
+///
+/// Returns each module after the modules on which it depends. A required module without a file
+/// counts as built into the kernel.
 ///
 /// # Errors
 ///
@@ -42,7 +44,7 @@ pub(super) fn collect(folder: &Path, more: &[&str]) -> anyhow::Result<Vec<Kernel
     Ok(chosen.modules)
 }
 
-/// The name of a module in a file name: `virtio-rng.ko.xz` is virtio_rng.
+/// Returns the name of the module in a file: `virtio-rng.ko.xz` has `virtio_rng`.
 fn module_name(file: &str) -> Option<String> {
     let (name, rest) = file.split_once(".ko")?;
     let known = ["", ".xz", ".zst", ".gz"];
@@ -65,7 +67,7 @@ fn find(folder: &Path, depth: usize, files: &mut HashMap<String, PathBuf>) {
     }
 }
 
-/// Modules, each after those that it depends on.
+/// Modules in the order of loading: each after the modules on which it depends.
 struct ModuleOrder {
     files: HashMap<String, PathBuf>,
     visited: HashSet<String>,
@@ -92,7 +94,7 @@ impl ModuleOrder {
     }
 }
 
-/// Reads a module, which distributions compress.
+/// Reads a module, and decompresses it if it is compressed.
 fn read_module(path: &Path) -> anyhow::Result<Vec<u8>> {
     let extension = path.extension().and_then(|extension| extension.to_str());
     let program = match extension {

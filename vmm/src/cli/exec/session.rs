@@ -1,4 +1,6 @@
-//! The command's input, output, signals and end, through the ports of a virtio console.
+//! Connects the guest's command with this process, through the ports of a virtio console.
+//!
+//! The ports carry input, output, signals and the report of the command's end.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -19,7 +21,7 @@ use crate::sync::lock;
 use crate::vcpu::board::Board;
 use crate::vcpu::run_control::Outcome;
 
-/// The longest line of a report.
+/// Maximum length of a line of the guest's report.
 const LINE_MAX: usize = 256;
 /// Bytes of the kernel's log that are kept for a message about a failure.
 const LOG_MAX: usize = 16 << 10;
@@ -29,15 +31,15 @@ const PROGRESS_AFTER: Duration = Duration::from_secs(1);
 /// How the command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CommandEnd {
-    /// By itself, with this status.
+    /// The command ended by itself, with this status.
     Exit(u8),
-    /// By a signal.
+    /// A signal ended the command.
     Signal(u8),
-    /// It could not be started.
+    /// The command could not be started.
     NotStarted,
 }
 
-/// What the guest reports about the command.
+/// The guest's report about the command.
 #[derive(Debug, Default)]
 struct Report {
     started: bool,
@@ -56,7 +58,9 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// A session with this process's standard input and output. `terminal`: both are a terminal.
+    /// Makes a session with this process's standard input and output.
+    ///
+    /// `terminal` says that both are a terminal.
     pub(super) fn new(terminal: bool) -> Self {
         Self {
             report: Arc::default(),
@@ -105,7 +109,7 @@ impl Session {
         Ok(VirtioConsole::new(ports))
     }
 
-    /// Receives the kernel's log from the serial port, and passes it on to standard error if `show`.
+    /// Returns the receiver of the kernel's log. With `show`, it copies the log to standard error.
     pub(super) fn log_sink(&self, show: bool) -> Box<dyn Write + Send> {
         Box::new(LogSink {
             log: self.log.clone(),
@@ -123,14 +127,15 @@ impl Session {
         lock(&self.report).end
     }
 
-    /// The end of the kernel's log.
+    /// The last part of the kernel's log.
     pub(super) fn log(&self) -> String {
         let log: Vec<u8> = lock(&self.log).iter().copied().collect();
         String::from_utf8_lossy(&log).into_owned()
     }
 
-    /// Starts to pass standard input and the terminal's size to the console device in `slot`. In a
-    /// deterministic run `input` is false, and the command reads the end of the file at once.
+    /// Starts to pass standard input and the terminal's size to the console device in `slot`.
+    ///
+    /// In a deterministic run `input` is false, and the command's standard input is empty.
     ///
     /// # Errors
     ///
@@ -187,7 +192,7 @@ impl Session {
         }
     }
 
-    /// Shows on standard error that the guest is still starting, if that takes long.
+    /// Shows `text` on standard error if the guest is still starting after [`PROGRESS_AFTER`].
     pub(super) fn show_progress(&self, text: String) {
         let session = self.clone();
         let thread = thread::Builder::new().name("progress".to_owned());
@@ -228,7 +233,7 @@ fn duplicate(file: impl AsFd) -> anyhow::Result<Box<dyn Write + Send>> {
     )))
 }
 
-/// Passes standard input to the guest until it ends.
+/// Passes standard input to the guest until the input ends.
 fn pass_input(port: &PortInput, serve: &impl Fn()) {
     let mut buffer = [0; 4096];
     let mut stdin = io::stdin().lock();
@@ -276,7 +281,7 @@ impl Write for ReportSink {
     }
 }
 
-/// Keeps the end of the kernel's log.
+/// Keeps the last [`LOG_MAX`] bytes of the kernel's log.
 struct LogSink {
     log: Arc<Mutex<VecDeque<u8>>>,
     show: bool,
@@ -300,7 +305,7 @@ impl Write for LogSink {
     }
 }
 
-/// The time that passed since `start`, for a message.
+/// Formats the time that has passed since `start`.
 pub(super) fn seconds_since(start: Instant) -> String {
     format!("{:.1} s", start.elapsed().as_secs_f64())
 }

@@ -28,7 +28,7 @@ pub struct LogSettings {
     pub outputs: RunOutputs,
 }
 
-/// The running log.
+/// The log and trace of this process, after they were started.
 #[derive(Debug)]
 pub struct Logging {
     log_file: Option<LazyFile>,
@@ -38,8 +38,8 @@ pub struct Logging {
 type BoxedLayer = Box<dyn Layer<Registry> + Send + Sync>;
 
 impl Logging {
-    /// Starts the log and the trace; a process does so once. Files are created when the first line is
-    /// written, or by [`Logging::open_files`].
+    /// Starts the log and the trace; a process does so once. Files are created when the first line
+    /// is written, or by [`Logging::open_files`].
     pub fn start(settings: &LogSettings) -> Self {
         let lazy = |option: &str, path: PathBuf| {
             let output = settings
@@ -113,7 +113,9 @@ impl Logging {
     }
 }
 
-/// The log, and the trace if there is one. An event that no layer takes costs one comparison.
+/// Returns the layers of the log and, if there is one, of the trace.
+///
+/// An event that no layer records costs one comparison.
 fn layers(
     settings: &LogSettings,
     log_file: Option<LazyFile>,

@@ -10,7 +10,7 @@ use crate::console::{self, Backend, Console, Deliver, Releaser};
 use crate::output::{Output, RunOutputs};
 use crate::platform::Sinks;
 
-/// The open consoles. Dropping them writes out what is buffered and restores the terminal.
+/// The open consoles. Dropping them writes the buffered output and restores the terminal.
 pub(super) struct Consoles<'a> {
     options: &'a ConsoleOptions,
     outputs: &'a RunOutputs,
@@ -52,8 +52,9 @@ impl<'a> Consoles<'a> {
         })
     }
 
-    /// On a signal that ends the process, wakes all threads that wait for a console, then calls
-    /// `quit`.
+    /// Installs the handlers of signals that end the process.
+    ///
+    /// Such a signal wakes all threads that wait for a console, and then calls `quit`.
     pub(super) fn watch_signals(&self, quit: impl Fn() + Send + 'static) -> anyhow::Result<()> {
         let waiting = [self.serial.releaser(), self.debugcon.releaser()];
         let stop = move |signal| {
@@ -64,7 +65,7 @@ impl<'a> Consoles<'a> {
         console::watch_signals(stop).context("signal handlers cannot be installed")
     }
 
-    /// Starts input: `deliver` gets that of the serial port, `quit` is called for Ctrl-A x.
+    /// Starts input. `deliver` receives the serial port's input; Ctrl-A x calls `quit`.
     pub(super) fn start_input(
         &mut self,
         deliver: Deliver,

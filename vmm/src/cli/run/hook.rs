@@ -1,4 +1,4 @@
-//! What another command adds to a run.
+//! The functions that another command adds to a run.
 
 use std::path::Path;
 

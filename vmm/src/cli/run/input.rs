@@ -1,4 +1,4 @@
-//! Where the input of a run comes from: a console, or the input log of an earlier run.
+//! The source of a run's input: a console, or the input log of an earlier run.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::vcpu::run_control::Outcome;
 /// The largest input log that is read, in bytes.
 const INPUT_LOG_MAX: u64 = 4 << 30;
 
-/// The machine that an input log must be of.
+/// The machine from which the input log must be.
 fn logged_machine(config: &RunConfig) -> LoggedMachine {
     LoggedMachine {
         cpus: config.machine.cpus as u64,
@@ -56,7 +56,9 @@ pub(super) fn feed(
     Ok((feed.with_context(context)?, Some(queue)))
 }
 
-/// A function that ends the run for the user. Where input is recorded, the end is recorded too.
+/// Returns the function that ends the run for the user.
+///
+/// If input is recorded, the function also records the end.
 pub(super) fn quit(machine: &Machine, queue: Option<Arc<InputQueue>>) -> impl Fn() + Send + use<> {
     let board = machine.board().clone();
     move || match &queue {
@@ -65,8 +67,10 @@ pub(super) fn quit(machine: &Machine, queue: Option<Arc<InputQueue>>) -> impl Fn
     }
 }
 
-/// Returns the function that receives typed input. It records the input, drops it in a
-/// deterministic run without a log, or passes it to the serial port.
+/// Returns the function that receives typed input.
+///
+/// It records the input, drops it in a deterministic run without a log, or passes it to the serial
+/// port.
 pub(super) fn delivery(
     config: &RunConfig,
     machine: &Machine,
@@ -79,7 +83,8 @@ pub(super) fn delivery(
     }
 }
 
-/// Drops typed input, with a warning: input at the host's time would make every run a different one.
+/// Drops typed input, with a warning: input at the host's time would make every run a different
+/// one.
 fn no_input() -> Deliver {
     let warned = AtomicBool::new(false);
     Box::new(move |bytes| {

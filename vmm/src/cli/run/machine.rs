@@ -21,8 +21,9 @@ use crate::vcpu::engine::policy::EngineChoice;
 use crate::vcpu::translation::TranslationPolicy;
 use crate::virtio::net::NetLink;
 
-/// Loads the image of `request` into the memory of a machine that starts in `engine` and has `devices`
-/// on its PCI bus.
+/// Builds a machine that starts in `engine` and has `devices` on its PCI bus.
+///
+/// Loads the image of `request` into its memory.
 ///
 /// # Errors
 ///
@@ -54,8 +55,9 @@ pub fn prepare(
     })
 }
 
-/// Like [`prepare`], with the image in `files` and the devices of `config`. Returns the networks too, with
-/// the indices of their cards.
+/// Like [`prepare`], with the image in `files` and the devices of `config`.
+///
+/// Also returns the networks, with the indices of their cards.
 pub(super) fn prepare_files(
     config: &RunConfig,
     engine: Engine,

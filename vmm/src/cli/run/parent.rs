@@ -3,7 +3,7 @@
 use anyhow::{Context, bail};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
-/// Has this process killed when the thread that started it ends, however that ends.
+/// Makes the kernel kill this process when the thread that started it ends for any reason.
 ///
 /// # Errors
 ///

@@ -103,7 +103,7 @@ impl StatOptions {
         })
     }
 
-    /// Checks what can be checked before the run.
+    /// Checks the names of `--compare` before the run.
     pub(super) fn check(&self) -> anyhow::Result<()> {
         for name in &self.compare {
             if !NAMES.contains(&name.as_str()) {

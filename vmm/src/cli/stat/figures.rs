@@ -23,9 +23,9 @@ pub(super) struct RegionFigures {
 pub(super) struct FunctionFigures {
     pub(super) name: String,
     pub(super) calls: u64,
-    /// In the function itself.
+    /// Instructions that were executed in the function itself.
     pub(super) instructions: u64,
-    /// With the functions that it calls.
+    /// Instructions that were executed in the function and the functions that it calls.
     pub(super) inclusive: u64,
 }
 

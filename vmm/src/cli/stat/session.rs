@@ -25,7 +25,7 @@ use crate::vcpu::run_counter::{CountOptions, RunCounts};
 
 /// The largest baseline that is read, in bytes.
 const BASELINE_MAX: u64 = 16 << 20;
-/// Most bytes that the branches of a run may take in memory, compressed.
+/// Maximum number of bytes that the branches of a run may take in memory, compressed.
 const TRACE_MAX: usize = 1 << 30;
 
 /// A trace in memory.

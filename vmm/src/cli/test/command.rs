@@ -38,7 +38,7 @@ const STATUS_INTERRUPTED: u8 = 130;
 
 /// The host of a harness run: its KVM, its terminal, its signals.
 pub struct HarnessHost<'a> {
-    /// What this host's KVM does.
+    /// What the probes found about this host's KVM.
     pub capabilities: &'a dyn Capabilities,
     /// Why no case can run; every case is then listed as skipped for that reason.
     pub problem: Option<String>,

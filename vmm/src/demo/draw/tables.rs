@@ -3,7 +3,7 @@
 use crate::demo::draw::text::{Paint, TerminalStyle, TextLine, time};
 use crate::demo::story::{BranchRow, ExitRow, SampleProfile, Story};
 
-/// Most rows of a profile; the other symbols share one more row.
+/// Maximum number of rows of a profile; the other symbols share one more row.
 const PROFILE_ROWS: usize = 6;
 
 /// The length of a bar for `part` of `whole`, at most `columns`.

@@ -7,9 +7,9 @@ use anstyle::{Ansi256Color, AnsiColor, Style};
 /// What the terminal can display.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TerminalStyle {
-    /// It displays escape sequences for colours.
+    /// The terminal displays escape sequences for colours.
     pub colour: bool,
-    /// It displays characters other than ASCII.
+    /// The terminal displays characters other than ASCII.
     pub unicode: bool,
     /// Number of columns.
     pub width: usize,

@@ -50,7 +50,7 @@ pub struct Story {
 /// A phase of the guest's run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoryPhase {
-    /// Its name.
+    /// The phase's name.
     pub name: String,
     /// The privilege level of its work.
     pub cpl: u8,

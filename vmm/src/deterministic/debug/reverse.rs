@@ -45,7 +45,7 @@ impl ReverseHit {
     }
 }
 
-/// The last stop, if there was any. It breaks if the run was interrupted.
+/// The last stop, if there was any; `Break` if the run was interrupted.
 type LastHit = ControlFlow<(), Option<ReverseHit>>;
 
 /// The states of all vCPUs.
@@ -64,8 +64,8 @@ impl DebuggedMachine {
 
     /// Goes to an instruction count while the machine is paused.
     ///
-    /// A doorbell that rings meanwhile, for example by an interrupt, interrupts the run, but must
-    /// not end the travel.
+    /// A doorbell that rings meanwhile, for example for an interrupt, interrupts the run. Then the
+    /// machine continues to the instruction count.
     pub(super) fn travel_paused(&mut self, icount: u64) -> Result<bool, RestoreError> {
         for cpu in 0..self.cpus() {
             self.board.run.vcpus.doorbell(cpu).answer();
@@ -92,10 +92,10 @@ impl DebuggedMachine {
         Ok(stop == RunStop::Reached)
     }
 
-    /// Goes back to before the last instruction of a vCPU.
+    /// Goes back to the state before the last instruction of a vCPU.
     ///
-    /// With `mask_interrupts`, it does not enter the handlers of interrupts: it goes to before the
-    /// interrupt.
+    /// With `mask_interrupts`, it does not stop in the handler of an interrupt, but goes back to
+    /// the state before the interrupt.
     pub(super) fn step_back(
         &mut self,
         cpu: usize,
@@ -171,7 +171,7 @@ impl DebuggedMachine {
         })
     }
 
-    /// Goes back to the last stop before the present.
+    /// Goes back to the last stop before the current instruction.
     pub(super) fn run_back(&mut self, cpu: usize) -> Result<DebuggerStop, RestoreError> {
         let now = self.timeline.icount();
         let present = self.states();
@@ -199,8 +199,10 @@ impl DebuggedMachine {
         cpus.map(|cpu| self.timeline.machine().state(cpu)).collect()
     }
 
-    /// Finds the last stop from `start` to `end`. If `end` is the present, only stops before the
-    /// states `present` count.
+    /// Finds the last stop from `start` to `end`.
+    ///
+    /// If `end` is the current instruction count, only stops before the vCPU states `present`
+    /// count.
     fn last_hit(
         &mut self,
         start: u64,
@@ -243,8 +245,9 @@ impl DebuggedMachine {
         }
     }
 
-    /// Continues [`DebuggedMachine::last_hit`] at the present instruction count `now`: with
-    /// deliveries, and with accesses of an instruction that is not complete.
+    /// Continues [`DebuggedMachine::last_hit`] at the current instruction count, `now`.
+    ///
+    /// Stops there come from deliveries, and from accesses of an instruction that is not complete.
     fn last_hit_at_present(
         &mut self,
         now: u64,
@@ -270,7 +273,7 @@ impl DebuggedMachine {
         Ok(ControlFlow::Continue(last))
     }
 
-    /// Arms the stops to continue after one.
+    /// Arms the stops so that the run can continue after `hit`.
     fn arm_after(&mut self, hit: &ReverseHit) {
         if hit.at_breakpoint {
             self.arm_past(hit.cpu);
@@ -297,7 +300,7 @@ impl DebuggedMachine {
         hit
     }
 
-    /// Goes to before a stop. Returns `false` if it was interrupted.
+    /// Goes to the point at which `hit` stopped. Returns `false` if it was interrupted.
     fn go_to_hit(&mut self, hit: &ReverseHit) -> Result<bool, RestoreError> {
         if hit.is_before() {
             return Ok(self.return_to(hit.icount)? && self.deliver(hit)?);
@@ -330,7 +333,7 @@ impl DebuggedMachine {
         })
     }
 
-    /// Arms only those stops that come after their instruction: accesses.
+    /// Arms only stops at accesses, which come after their instruction.
     fn arm_accesses(&mut self) {
         let mut stops = self.stops.clone();
         stops.execute.clear();

@@ -73,8 +73,9 @@ impl InputFeed {
         self.live.is_some()
     }
 
-    /// Takes live input: as much as `accept` takes. It is recorded with the given round,
-    /// instruction count and time.
+    /// Takes as much live input as `accept` accepts.
+    ///
+    /// The input is recorded with the given round, instruction count and time.
     pub(crate) fn take_live(
         &mut self,
         (round, icount, ticks): (u64, u64, Ticks),

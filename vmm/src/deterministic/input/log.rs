@@ -12,7 +12,7 @@ use thiserror::Error;
 /// The beginning of a log: its kind and version.
 pub(super) const MAGIC: &str = "hindsight-input 1";
 
-/// Most bytes of serial input in one entry; more input makes several entries.
+/// Maximum number of bytes of serial input in one entry; more input makes several entries.
 pub const ENTRY_MAX: usize = 1024;
 
 /// An input of the machine.

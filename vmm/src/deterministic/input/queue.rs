@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::log::{ENTRY_MAX, InputEvent};
 use crate::sync::lock;
 
-/// Most bytes in the queue.
+/// Maximum number of bytes in the queue.
 const QUEUE_MAX: usize = 4096;
 
 #[derive(Debug, Default)]

@@ -75,7 +75,7 @@ fn registers_equal(interp: &CpuState, kvm: &CpuState, depth: CompareDepth) -> bo
     }
 }
 
-/// Copies the registers that are compared at `depth`; what may differ in them is cleared.
+/// Copies the registers that are compared at `depth`, and clears the bits that may differ.
 fn comparable(state: &CpuState, depth: CompareDepth) -> CpuState {
     let mut copy = CpuState::reset();
     copy.gpr = state.gpr;

@@ -21,22 +21,22 @@ pub(super) struct KvmAbilities {
 /// What the interpreter delivered in one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StepEvents {
-    /// It delivered interrupts.
+    /// Whether the interpreter delivered interrupts.
     pub interrupts: bool,
-    /// It delivered exceptions. The step ends after the first instruction of the handler.
+    /// Whether it delivered exceptions. The step ends after the first instruction of the handler.
     pub exceptions: bool,
 }
 
 /// How KVM follows one step of the interpreter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FollowAction {
-    /// It single-steps the instruction.
+    /// KVM single-steps the instruction.
     Step,
-    /// It runs to a breakpoint on the next instruction.
+    /// KVM runs to a breakpoint on the next instruction.
     RunToBreakpoint,
-    /// It executes nothing; the registers are copied. The instruction writes no memory.
+    /// KVM executes nothing; the registers are copied. The instruction writes no memory.
     CopyRegisters,
-    /// It executes nothing; registers and memory are copied.
+    /// KVM executes nothing; registers and memory are copied.
     CopyMemory,
 }
 

@@ -27,18 +27,19 @@ const APIC_BASE: u64 = DEFAULT_BASE | ApicBase::EN.union(ApicBase::BSP).bits();
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 /// KVM_INTERNAL_ERROR_EMULATION: KVM's instruction emulator lacks the instruction.
 const EMULATION_ERROR: u32 = 1;
-/// The most stops before an instruction ends: elements of a repeated string instruction, or stops
-/// before the breakpoint.
+/// Maximum number of stops before an instruction has completed.
+///
+/// KVM may stop after each element of a repeated string instruction, or before the breakpoint.
 const MAX_STOPS: u32 = 1 << 24;
 
 /// How KVM ended one step.
 #[derive(Debug)]
 pub(super) enum KvmStepEnd {
-    /// KVM executed the instruction, and its state is the one after it.
+    /// KVM executed the instruction. Its state is that after the instruction.
     Executed,
     /// The instruction needs a device, an MSR or the models. KVM has not completed it.
     NeedsHost,
-    /// KVM stopped for a reason that no instruction should have.
+    /// KVM exited for a reason that no instruction causes.
     Failed(String),
 }
 

@@ -34,14 +34,14 @@ pub struct KvmDiffProgress {
 pub struct KvmBranch {
     /// The branch instruction.
     pub from: u64,
-    /// Its target.
+    /// The branch's target.
     pub to: u64,
 }
 
 /// Why [`EnginePair::run_to`] returned.
 #[derive(Debug)]
 pub(super) enum StrideEnd {
-    /// It reached the instruction count, and what was compared is the same.
+    /// The run reached the instruction count, and what was compared is the same.
     Reached,
     /// The run is over.
     RunEnded,

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use crate::harness::serial::FailedAssertion;
 use crate::harness::verdict::{CaseResult, CaseVerdict};
 
-/// Most lines of output after a failure.
+/// Maximum number of lines of output after a failure.
 const OUTPUT_LINES: usize = 20;
 
 /// Writes the lines of one result.

@@ -12,7 +12,7 @@ use crate::probe::guest::code::code;
 use crate::probe::guest::{GuestStop, IF, ProbeGuest, StartLevel};
 use crate::probe::probes::exits::filtered;
 
-/// How long a loop runs to be measured.
+/// Duration of each loop that is measured.
 const RUN: Duration = Duration::from_millis(20);
 /// How often an exit or an ioctl is timed.
 const ROUNDS: u32 = 200;

@@ -1,9 +1,9 @@
 //! A debugger's stops in the debug registers of a vCPU that runs under KVM.
 //!
 //! KVM_SET_GUEST_DEBUG gives a debugger what a processor has: four breakpoints, and single steps.
-//! [`allocate`] decides whether that is enough. It is a pure function of the debugger's requirements, the
-//! state of the vCPU, and the findings about this host's KVM. [`crate::vcpu::kvm`] programs KVM; beyond
-//! that, the machine runs in the interpreter.
+//! [`allocate`] decides whether that is enough. It is a pure function of the debugger's
+//! requirements, the state of the vCPU, and the findings about this host's KVM.
+//! [`crate::vcpu::kvm`] programs KVM; beyond that, the machine runs in the interpreter.
 
 use hindsight_cpu::armed::Armed;
 use hindsight_cpu::debug::DebugRegisters;
@@ -18,13 +18,14 @@ use crate::kvm::host_support::HwBreakpointSupport;
 /// Breakpoints that a processor has.
 const HW_BREAKPOINTS: usize = 4;
 
-/// What of a vCPU's state decides whether KVM can debug it.
+/// The part of a vCPU's state that decides whether KVM can debug it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DebugStatus {
     /// The guest has armed something in its own debug registers.
     armed: bool,
-    /// It would not simply execute its next instruction: an event waits for delivery, it single-steps
-    /// itself, or it is not running.
+    /// Whether the vCPU would do more than execute its next instruction.
+    ///
+    /// An event waits for delivery, the guest single-steps itself, or the vCPU is not running.
     busy: bool,
 }
 
@@ -85,7 +86,7 @@ impl HwBreakpoints {
         Ok(Self(breakpoints))
     }
 
-    /// Whether none is used.
+    /// Whether no hardware breakpoint is used.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -136,7 +137,9 @@ impl HwBreakpoints {
     }
 }
 
-/// Aligned pieces of 8, 4, 2 and 1 bytes that together are exactly these bytes, at least one.
+/// Splits `len` bytes at `at` into naturally aligned pieces of 8, 4, 2 and 1 bytes.
+///
+/// There is at least one piece.
 fn aligned_pieces(at: u64, len: u64) -> impl Iterator<Item = (u64, Length)> {
     let mut next = Some((at, len.max(1)));
     std::iter::from_fn(move || {

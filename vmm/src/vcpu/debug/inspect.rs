@@ -1,7 +1,7 @@
 //! Requests of a debugger to a paused vCPU.
 //!
-//! A vCPU's thread owns its state. So a request is a function that this thread calls at its checkpoint
-//! ([`crate::vcpu::run_control::VcpuControl::request`]), whichever engine runs the vCPU.
+//! A vCPU's thread owns its state. So a request is a function that this thread calls at its
+//! checkpoint ([`crate::vcpu::run_control::VcpuControl::request`]), whichever engine runs the vCPU.
 
 use hindsight_cpu::state::CpuState;
 use hindsight_cpu::stops::StopConditions;
@@ -17,7 +17,7 @@ pub trait PausedVcpu {
     /// The engine that runs it.
     fn engine(&self) -> Engine;
 
-    /// Its state, complete between two instructions.
+    /// The vCPU's state, complete between two instructions.
     ///
     /// # Errors
     ///
@@ -31,14 +31,14 @@ pub trait PausedVcpu {
     /// When KVM does not accept it.
     fn set_state(&mut self, state: &CpuState) -> Result<(), KvmError>;
 
-    /// Its model.
+    /// The vCPU's models.
     fn model(&mut self) -> &mut VcpuModel;
 
     /// Sets what it does when the pause ends.
     fn set_resume_action(&mut self, action: ResumeAction);
 
-    /// Sets what it stops for. The caller makes sure that the engine supports it, or that the machine
-    /// changes engines before the vCPU resumes: see `vcpu::debug::hw_breakpoints`.
+    /// Sets what it stops for. The caller makes sure that the engine supports it, or that the
+    /// machine changes engines before the vCPU resumes: see `vcpu::debug::hw_breakpoints`.
     fn set_stops(&mut self, stops: &StopConditions);
 
     /// Writes an MSR as WRMSR does. `false`: the guest would get #GP(0).
@@ -61,7 +61,7 @@ pub trait PausedVcpu {
     /// Instructions retired, where they are counted.
     fn retired(&self) -> Option<u64>;
 
-    /// Its counts so far.
+    /// The vCPU's statistics so far.
     fn stats(&mut self) -> VcpuStats;
 }
 

@@ -20,7 +20,7 @@ use crate::vcpu::run_control::GuestEnd;
 pub struct DebugRequests {
     /// What the vCPU does when it resumes: run, or step.
     pub action: ResumeAction,
-    /// What it stops for.
+    /// The stop conditions of the vCPU.
     pub stops: StopConditions,
     /// A stop to report before anything more executes.
     pub due: Option<StopReason>,
@@ -52,9 +52,9 @@ impl DebugRequests {
 /// Why a vCPU stopped by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StopReason {
-    /// It reached something it stops for.
+    /// The vCPU reached one of its stop conditions.
     Hit(StopHit),
-    /// It completed a [`ResumeAction::Step`].
+    /// The vCPU completed a [`ResumeAction::Step`].
     Stepped,
     /// Going backwards, it reached the beginning of the run.
     Begin,
@@ -62,8 +62,9 @@ pub enum StopReason {
     Crash(CrashCause),
     /// The guest ended a run that can be reversed from its end.
     End(GuestEnd),
-    /// It did not resume: KVM cannot do what the debugger requires, and the machine may not change to
-    /// the interpreter.
+    /// The vCPU did not resume.
+    ///
+    /// KVM cannot do what the debugger requires, and the machine may not change to the interpreter.
     Unsupported(Unsupported),
 }
 
@@ -74,7 +75,7 @@ pub struct StopReport {
     pub id: usize,
     /// Why it stopped.
     pub reason: StopReason,
-    /// Its state, which a debugger reads first; `None` where it must be requested.
+    /// The vCPU's state, which a debugger reads first; `None` if it must be requested.
     pub state: Option<Box<CpuState>>,
 }
 

@@ -1,10 +1,11 @@
 //! A machine that changes its engine while it runs.
 //!
-//! [`EngineSwitch`] knows what the vCPUs have armed and asks the policy. Where the answer differs from
-//! the current engine, it has [`VcpuControl`] bring all vCPUs to a checkpoint; each thread then moves
-//! its vCPU's state and continues. The change into the interpreter is made at once, since the next
-//! instruction must already be observed. The change back waits for a cooldown of at least
-//! [`COOLDOWN`], so that a guest that arms and disarms in a loop does not change engines each time.
+//! [`EngineSwitch`] knows what the vCPUs have armed and asks the policy. Where the answer differs
+//! from the current engine, it has [`VcpuControl`] bring all vCPUs to a checkpoint; each thread
+//! then moves its vCPU's state and continues. The change into the interpreter is made at once,
+//! since the next instruction must already be observed. The change back waits for a cooldown of at
+//! least [`COOLDOWN`], so that a guest that arms and disarms in a loop does not change engines each
+//! time.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,18 +20,17 @@ use crate::platform::TimerBell;
 use crate::sync::lock;
 use crate::vcpu::run_control::VcpuControl;
 
-/// The shortest time without anything armed before the machine returns to KVM. Hosts where changes
-/// are slow have a longer one.
+/// The shortest cooldown. Hosts where engine changes are slow have a longer one.
 const COOLDOWN: Duration = Duration::from_millis(5);
 
-/// The longest such time.
+/// The longest cooldown.
 const COOLDOWN_MAX: Duration = Duration::from_secs(1);
 
-/// The cooldown lasts at least as long as this many changes.
+/// The cooldown lasts at least as long as this many engine changes.
 const COOLDOWN_SWITCHES: u32 = 20;
 
-/// For tests: changes the engine repeatedly, whatever is armed (but never to a KVM that lacks what is
-/// armed).
+/// For tests: changes the engine repeatedly, whatever is armed (but never to a KVM that lacks what
+/// is armed).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForcedSwitch {
     /// After this many exits of any vCPU, at least 1.
@@ -66,22 +66,22 @@ impl fmt::Display for SwitchCause {
 /// How often a machine changed its engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SwitchStats {
-    /// Into the interpreter, because something was armed.
+    /// Changes into the interpreter because the guest armed a facility.
     pub armed: u64,
-    /// Into the interpreter, for a debugger.
+    /// Changes into the interpreter for a debugger.
     pub debugged: u64,
-    /// Back to KVM, because nothing was armed any more.
+    /// Changes back to KVM because no facility was armed any more.
     pub cooled_down: u64,
-    /// Either way, for a test.
+    /// Changes into either engine for a test.
     pub test: u64,
     /// Total time in which the boot processor did not run because of changes.
     pub total: Duration,
-    /// The longest such time.
+    /// The longest time in which the boot processor did not run because of one change.
     pub longest: Duration,
 }
 
 impl SwitchStats {
-    /// All changes together.
+    /// The number of all changes.
     pub const fn count(&self) -> u64 {
         self.armed + self.debugged + self.cooled_down + self.test
     }

@@ -1,4 +1,5 @@
-//! Deliveries of exceptions, in words: for `--trace exception`, and for the report of a triple fault.
+//! Deliveries of exceptions, in words: for `--trace exception`, and for the report of a triple
+//! fault.
 
 use std::fmt;
 
@@ -76,7 +77,7 @@ fn write_vector(f: &mut fmt::Formatter<'_>, vector: Vector, code: Option<u32>) -
     }
 }
 
-/// What a delivery failed at.
+/// Formats the reason for which a delivery failed.
 struct Reason<'a>(&'a Delivery, &'a DeliveryFault);
 
 impl fmt::Display for Reason<'_> {

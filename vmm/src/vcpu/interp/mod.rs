@@ -25,7 +25,7 @@ use crate::vcpu::run_control::{Checkpoint, CheckpointState, Doorbell, Outcome, R
 use crate::vcpu::stats::VcpuStats;
 use platform::InterpPlatform;
 
-/// Most instructions before the run loop checks the doorbell again.
+/// Maximum number of instructions before the run loop checks the doorbell again.
 const BUDGET: u64 = 1 << 24;
 
 /// A vCPU that runs in the interpreter.
@@ -138,8 +138,8 @@ impl InterpVcpu {
         board.run.halts.leave(id);
     }
 
-    /// Executes one instruction and delivers the events that it raises. If an INIT or a start-up IPI
-    /// is pending, it may return earlier, with that event still pending.
+    /// Executes one instruction and delivers the events that it raises. If an INIT or a start-up
+    /// IPI is pending, it may return earlier, with that event still pending.
     pub(crate) fn run_one(&mut self, board: &Arc<Board>) {
         loop {
             let exit = self.vcpu.step(&mut self.platform, true);
@@ -169,8 +169,8 @@ impl InterpVcpu {
         }
     }
 
-    /// Reports a stop to the debugger, and holds the vCPU at its next checkpoint. Returns `false` if the
-    /// guest cannot continue and there is no debugger.
+    /// Reports a stop to the debugger, and holds the vCPU at its next checkpoint. Returns `false`
+    /// if the guest cannot continue and there is no debugger.
     fn report(&mut self, board: &Arc<Board>, stop: StopReason) -> bool {
         if let StopReason::Crash(cause) = &stop {
             if !board.run.stops.requested() {
@@ -190,8 +190,8 @@ impl InterpVcpu {
         true
     }
 
-    /// Reports the armed facilities to the machine if they have changed. MSR writes, debug exceptions
-    /// and the debug registers change them.
+    /// Reports the armed facilities to the machine if they have changed. MSR writes, debug
+    /// exceptions and the debug registers change them.
     fn report_armed(&mut self) {
         let mut armed = self.platform.model.msrs.armed() | self.vcpu.armed();
         // The handler of a single-step trap runs with RFLAGS.TF clear.

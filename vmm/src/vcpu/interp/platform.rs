@@ -24,8 +24,8 @@ use crate::vcpu::recorder::{ExitKind, RecordedKind};
 /// The APM control port of Intel chipsets: a write raises an SMI on the processor that makes it.
 const APM_CONTROL: u16 = 0xb2;
 
-/// The most TSC ticks that an instruction is assumed to take. With it a limit in cycles becomes a limit
-/// in instructions; when that is reached, the cycles are checked again.
+/// Maximum number of TSC ticks that an instruction is assumed to take. With it a limit in cycles
+/// becomes a limit in instructions; when that is reached, the cycles are checked again.
 const TICKS_PER_INSTRUCTION: u64 = 16;
 /// The fewest instructions between two such checks.
 const INSTRUCTIONS_MIN: u64 = 128;

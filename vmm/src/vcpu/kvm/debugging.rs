@@ -1,5 +1,7 @@
-//! Debug exits of a vCPU under KVM: the debugger's breakpoints and steps, the guest's own debug
-//! registers, and what KVM leaves to the monitor of both.
+//! Debug exits of a vCPU under KVM.
+//!
+//! They come from the debugger's breakpoints and steps and from the guest's own debug registers.
+//! The monitor adds the checks that KVM does not make.
 
 use hindsight_cpu::stops::StopConditions;
 use std::time::Instant;
@@ -17,8 +19,10 @@ use crate::kvm::KvmError;
 use crate::kvm::vcpu::GuestDebug;
 use crate::vcpu::debug::stop::StopReason;
 
-/// How often a step is repeated that changed nothing: KVM inside Bochs stops up to three times at one
-/// instruction, and once for each page, page tables included, that KVM has yet to map.
+/// How often a step that changed no register is repeated.
+///
+/// KVM inside Bochs stops up to three times at one instruction, and once for each page or page
+/// table that KVM has not mapped yet.
 const STEP_REPEATS_MAX: u8 = 16;
 
 impl KvmVcpu {
@@ -48,8 +52,10 @@ impl KvmVcpu {
         Ok(registers)
     }
 
-    /// Whether the vCPU steps to a boundary at which it can be moved: the debugger requires a stop
-    /// that KVM cannot do, and at the last checkpoint the vCPU could not be moved.
+    /// Whether the vCPU single-steps until it can be moved to the interpreter.
+    ///
+    /// The debugger requires a stop that KVM cannot do, and at the last checkpoint the vCPU could
+    /// not be moved.
     fn steps_to_boundary(&self) -> bool {
         self.unsettled
             && self.hw_breakpoints.is_empty()
@@ -61,8 +67,10 @@ impl KvmVcpu {
         self.model.debug.steps() || self.steps_to_boundary()
     }
 
-    /// Reports that the guest single-steps, which an exit has shown. Where KVM does not handle that
-    /// exactly, the machine moves before the guest continues, with its #DB pending.
+    /// Reports that the guest single-steps itself, as an exit has shown.
+    ///
+    /// If KVM does not handle this exactly, the machine moves to the interpreter before the guest
+    /// continues, with its #DB pending.
     pub(super) fn arm_single_step(&mut self) {
         if !self.armed.contains(Armed::SINGLE_STEP) {
             self.armed |= Armed::SINGLE_STEP;
@@ -70,7 +78,7 @@ impl KvmVcpu {
         }
     }
 
-    /// Serves a debug exit. `false`: the interpreter must execute the instruction, a MOV DR or INT1.
+    /// Serves a debug exit. Returns `false` if the interpreter must execute a MOV DR or INT1.
     pub(super) fn debug_exit(&mut self, dr6: u64) -> Result<bool, KvmError> {
         let trapped = dr6 & Dr6::BS.bits() != 0;
         let steps = self.monitor_steps();
@@ -88,8 +96,10 @@ impl KvmVcpu {
         Ok(true)
     }
 
-    /// KVM has stepped to `at`. Some KVMs stop more than once at one instruction: a step that changed
-    /// nothing is repeated, with a bound, since an instruction may jump to itself.
+    /// Completes a single-step after which KVM has stopped at `at`, or repeats it.
+    ///
+    /// Some KVMs stop more than once at one instruction, so a step that changed no register is
+    /// repeated. The number of repetitions is limited, since an instruction may jump to itself.
     fn complete_step(&mut self, at: u64) -> Result<(), KvmError> {
         let now = self.unstepped_regs()?;
         if let Some((start, repeats)) = &mut self.step_start
@@ -109,8 +119,9 @@ impl KvmVcpu {
         Ok(())
     }
 
-    /// Reads the debug registers where an exit may change what they arm, and finds the breakpoints
-    /// that its access hits.
+    /// Reads the debug registers after an exit that may have changed them.
+    ///
+    /// Also finds the breakpoints that the exit's access hits.
     pub(super) fn check_debug_regs(&mut self, access: Option<ExitAccess>) -> Result<(), KvmError> {
         // Checked first: `at_exit` copies all registers.
         if self.guest_debug_regs.owner() == DebugRegsOwner::Monitor {
@@ -134,8 +145,9 @@ impl KvmVcpu {
         Ok(())
     }
 
-    /// Raises the #DB that follows the instruction of the last exit: for the breakpoints that it hit
-    /// in the monitor and, if `stepped`, for RFLAGS.TF, unless KVM raises it.
+    /// Raises the #DB after the instruction of the last exit, unless KVM raises it.
+    ///
+    /// Its causes are the breakpoints that the monitor found and, if `stepped`, RFLAGS.TF.
     pub(super) fn trap(&mut self, stepped: bool) -> Result<(), KvmError> {
         self.complete()?;
         let mut conditions = Dr6::from_bits_retain(std::mem::take(&mut self.hits));

@@ -1,7 +1,7 @@
-//! Who owns the debug registers of a vCPU under KVM, when they must be read, and which breakpoints
-//! an access hits that KVM hands to the monitor.
+//! Decides who owns the debug registers of a vCPU under KVM: the guest or the monitor.
 //!
-//! Everything here is pure; [`super::debugging`] acts on it.
+//! Also decides when they must be read, and which breakpoints are hit by an access that KVM leaves
+//! to the monitor. All functions are pure; [`super::debugging`] calls them.
 
 use std::time::{Duration, Instant};
 
@@ -14,17 +14,20 @@ use crate::kvm::exit::{KvmExit, PortData};
 /// L0 to G3 of DR7.
 const ENABLES: u64 = 0xff;
 
-/// How long a guest without enabled breakpoints keeps its debug registers. Taking them back makes its
-/// next MOV DR exit, and debuggers set and clear breakpoints at each context switch.
+/// How long a guest without enabled breakpoints keeps its debug registers.
+///
+/// Once the monitor has taken them back, the guest's next MOV DR exits, and an operating system may
+/// set and clear breakpoints at each context switch.
 const COOLDOWN: Duration = Duration::from_millis(5);
 
 /// Whose DR0-3 and DR7 are in the processor while the guest runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DebugRegsOwner {
-    /// The monitor's, with nothing but GD: the guest has nothing enabled, and its next MOV DR exits
-    /// before it executes.
+    /// The monitor's values: only GD is set, so that the guest's next MOV DR exits.
+    ///
+    /// The guest has no breakpoint enabled.
     Monitor,
-    /// The guest's own.
+    /// The guest's own values.
     Guest,
 }
 
@@ -75,8 +78,9 @@ impl ExitAccess {
         })
     }
 
-    /// The breakpoints that the access hits, as DR6\[3:0\]. `translate` maps a linear address to a
-    /// guest-physical one, or to `None` where nothing is mapped.
+    /// Returns the breakpoints that the access hits, as DR6\[3:0\].
+    ///
+    /// `translate` maps a linear address to a guest-physical one, or to `None` if it is not mapped.
     pub fn hits(
         self,
         registers: &DebugRegisters,
@@ -92,8 +96,9 @@ impl ExitAccess {
     }
 }
 
-/// The data breakpoints alone, at guest-physical addresses. The bytes that one covers never cross a
-/// page.
+/// Returns the data breakpoints with guest-physical in place of linear addresses.
+///
+/// The bytes that a breakpoint covers never cross a page.
 fn physical_breakpoints(
     registers: &DebugRegisters,
     mut translate: impl FnMut(u64) -> Option<u64>,
@@ -120,7 +125,7 @@ pub struct GuestDebugRegs {
     /// This KVM exits on MOV DR when the monitor's DR7 has GD set.
     intercepts_mov_dr: bool,
     owner: DebugRegsOwner,
-    /// Since when the guest, which owns them, has had nothing enabled.
+    /// The time since which the guest owns the registers and has no breakpoint enabled.
     idle_since: Option<Instant>,
 }
 
@@ -158,8 +163,10 @@ impl GuestDebugRegs {
         }
     }
 
-    /// Updates the owner after the registers were read: DR7 is `control`. Returns whether the monitor
-    /// takes them, because they were idle for [`COOLDOWN`].
+    /// Updates the owner after the registers were read, with `control` as DR7.
+    ///
+    /// Returns whether the monitor becomes the owner, because no breakpoint was enabled for
+    /// [`COOLDOWN`].
     pub fn update(&mut self, control: u64, now: Instant) -> bool {
         let next = Self::new(self.intercepts_mov_dr, control);
         if self.owner == next.owner {

@@ -207,7 +207,8 @@ impl KvmVcpu {
         board.run.finish(Outcome::Crash(Box::new(crash)));
     }
 
-    /// Reports a stop to the debugger, if one is due, and makes the vCPU wait at its next checkpoint.
+    /// Reports a stop to the debugger, if one is due, and makes the vCPU wait at its next
+    /// checkpoint.
     fn report_due_stop(&mut self, board: &Board) -> Result<(), KvmError> {
         if self.model.debug.due.is_none() {
             return Ok(());
@@ -261,8 +262,8 @@ impl KvmVcpu {
         }
         if doorbell.is_rung() {
             // A ring that came before the kicker was installed, or whose `immediate_exit` was
-            // cleared by the completion of an instruction, kicks no thread; and later rings are silent
-            // until this one is answered.
+            // cleared by the completion of an instruction, kicks no thread; and later rings are
+            // silent until this one is answered.
             return Ok(Turn::Again);
         }
         self.program_guest_debug()?;
@@ -423,7 +424,7 @@ impl KvmVcpu {
         Ok(())
     }
 
-    /// Its exits. KVM counts nothing else.
+    /// Returns the vCPU's exits. KVM counts nothing else.
     pub(super) fn stats(&self) -> VcpuStats {
         VcpuStats {
             cpu: self.model.id,

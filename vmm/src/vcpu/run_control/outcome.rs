@@ -108,7 +108,7 @@ pub enum RunError {
 /// How a guest ended its own run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestEnd {
-    /// It requested the end through a device.
+    /// The guest requested the end through a device.
     Request(MachineRequest),
     /// The end is an entry of the replayed input log.
     Input,
@@ -201,7 +201,8 @@ impl RunEnd {
         self.by_input.store(false, Ordering::SeqCst);
     }
 
-    /// Waits for the outcome, until `limit` if there is one, and longer by the time excluded from it.
+    /// Waits for the outcome, until `limit` if there is one, and longer by the time excluded from
+    /// it.
     pub fn wait(&self, limit: Option<Instant>) -> Option<Outcome> {
         let mut outcome = lock(&self.outcome);
         loop {

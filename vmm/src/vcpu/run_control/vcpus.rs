@@ -1,9 +1,9 @@
 //! Pause, resume, stop and change of engine for all vCPU threads of a machine.
 //!
-//! A machine changes its engine as a whole: [`VcpuControl::change`] requests the change, every thread
-//! reaches its [`VcpuControl::checkpoint`] between two instructions, and when the last one has
-//! arrived all of them continue in the other engine. No thread runs guest code in one engine while
-//! another thread still runs it in the other.
+//! A machine changes its engine as a whole: [`VcpuControl::change`] requests the change, every
+//! thread reaches its [`VcpuControl::checkpoint`] between two instructions, and when the last one
+//! has arrived all of them continue in the other engine. No thread runs guest code in one engine
+//! while another thread still runs it in the other.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -22,13 +22,13 @@ enum Phase {
     Stopped,
 }
 
-/// Where an engine change is. The phases of a change are counted in rounds: threads that wait for one
-/// see by the number that it was made or withdrawn.
+/// Where an engine change is. The phases of a change are counted in rounds: threads that wait for
+/// one see by the number that it was made or withdrawn.
 #[derive(Debug)]
 struct EngineChange {
-    /// What runs the guest.
+    /// The engine that runs the guest.
     engine: Engine,
-    /// What is to run it, once all threads have arrived.
+    /// The engine that runs the guest once all threads have arrived.
     requested: Option<Engine>,
     /// Threads that wait at their checkpoint for the change.
     arrived: usize,
@@ -57,8 +57,8 @@ struct ControlState<R> {
     /// Threads that wait for the end of a pause, or for the others before a change.
     waiting: usize,
     change: EngineChange,
-    /// vCPUs that stay paused when the others resume, one bit each. A thread that runs several vCPUs
-    /// pauses when all of them are held.
+    /// vCPUs that stay paused when the others resume, one bit each. A thread that runs several
+    /// vCPUs pauses when all of them are held.
     held: u64,
     /// Requests that the vCPUs' threads serve before they resume.
     requests: Vec<VecDeque<R>>,
@@ -90,7 +90,7 @@ pub struct VcpuControl<R> {
     inner: Mutex<ControlState<R>>,
     /// vCPU threads wait here. Release `inner` before notifying: they need it.
     changed: Condvar,
-    /// Threads wait here until the vCPU threads wait.
+    /// Notified when all vCPU threads have arrived in a wait; other threads wait for that.
     settled: Condvar,
     doorbells: Vec<Doorbell>,
 }
@@ -107,13 +107,13 @@ impl<R> fmt::Debug for VcpuControl<R> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Checkpoint {
-    /// It resumes.
+    /// The thread resumes its vCPU.
     Run,
-    /// It ends.
+    /// The thread ends.
     Stop,
-    /// It finds out whether its vCPUs can be moved, and calls again.
+    /// The thread finds out whether its vCPUs can be moved, and calls again.
     Again,
-    /// It continues in this engine; it reaches another checkpoint before it runs the guest there.
+    /// The thread continues in this engine, and reaches a checkpoint before it runs the guest.
     Change(Engine),
 }
 
@@ -190,8 +190,9 @@ impl<R> VcpuControl<R> {
         }
     }
 
-    /// Pauses all vCPUs, and returns when none runs any more. `false`: the machine is stopped, or
-    /// another thread resumed it meanwhile.
+    /// Pauses all vCPUs, and returns when none runs any more.
+    ///
+    /// Returns `false` if the machine is stopped, or another thread resumed it meanwhile.
     pub fn pause(&self) -> bool {
         let mut inner = lock(&self.inner);
         if inner.phase == Phase::Stopped {
@@ -207,8 +208,8 @@ impl<R> VcpuControl<R> {
         inner.phase == Phase::Paused
     }
 
-    /// Holds these vCPUs (one bit each), and no others, when the machine resumes. They stop at their
-    /// next checkpoint: call this while the machine is paused.
+    /// Holds these vCPUs (one bit each), and no others, when the machine resumes. They stop at
+    /// their next checkpoint: call this while the machine is paused.
     pub fn hold_only(&self, ids: u64) {
         let mut inner = lock(&self.inner);
         inner.held = ids;
@@ -237,8 +238,8 @@ impl<R> VcpuControl<R> {
         accepted
     }
 
-    /// Like [`VcpuControl::request`], but the request may wait until the machine resumes: the thread
-    /// is not woken for it.
+    /// Like [`VcpuControl::request`], but the request may wait until the machine resumes: the
+    /// thread is not woken for it.
     pub fn queue_request(&self, id: usize, request: R) -> bool {
         let mut inner = lock(&self.inner);
         if inner.phase == Phase::Stopped {
@@ -275,7 +276,8 @@ impl<R> VcpuControl<R> {
         lock(&self.inner).phase == Phase::Stopped
     }
 
-    /// A thread enters its run loop. It must reach [`VcpuControl::checkpoint`] before it runs a guest.
+    /// A thread enters its run loop. It must reach [`VcpuControl::checkpoint`] before it runs a
+    /// guest.
     pub fn enter(&self) {
         lock(&self.inner).active += 1;
     }
@@ -295,8 +297,8 @@ impl<R> VcpuControl<R> {
         lock(&self.inner).change.target()
     }
 
-    /// Requests a change to `engine`. A request for the other one that not all threads have followed
-    /// yet is withdrawn. `false`: the machine runs in `engine` already.
+    /// Requests a change to `engine`. A request for the other one that not all threads have
+    /// followed yet is withdrawn. `false`: the machine runs in `engine` already.
     pub fn change(&self, engine: Engine) -> bool {
         let mut inner = lock(&self.inner);
         let change = &mut inner.change;
@@ -314,9 +316,10 @@ impl<R> VcpuControl<R> {
         true
     }
 
-    /// Called by a vCPU's thread, with no lock held, when its doorbell rang: waits out a pause, calls
-    /// `serve` for each request, and waits for the other threads where the engine is to change. A
-    /// thread whose vCPUs cannot be moved runs them on in its engine, and must call again soon.
+    /// Called by a vCPU's thread, with no lock held, when its doorbell rang: waits out a pause,
+    /// calls `serve` for each request, and waits for the other threads where the engine is to
+    /// change. A thread whose vCPUs cannot be moved runs them on in its engine, and must call again
+    /// soon.
     pub fn checkpoint(
         &self,
         mut state: CheckpointState,
@@ -374,8 +377,9 @@ impl<R> VcpuControl<R> {
         inner
     }
 
-    /// Waits until all threads have arrived and the change is made, until it is withdrawn, or until
-    /// a request must be served first.
+    /// Waits until all threads have arrived, and then makes the engine change.
+    ///
+    /// Also returns if the change is withdrawn, or if a request must be served first.
     fn arrive<'a>(
         &'a self,
         mut inner: MutexGuard<'a, ControlState<R>>,
@@ -431,8 +435,8 @@ mod tests {
         }
     }
 
-    /// Starts `cpus` threads that count until stopped, and come to a checkpoint only when their doorbell
-    /// rings.
+    /// Starts `cpus` threads that count until stopped, and come to a checkpoint only when their
+    /// doorbell rings.
     fn counters(
         cpus: usize,
     ) -> (
@@ -487,8 +491,8 @@ mod tests {
     }
 
     impl Followers {
-        /// Starts `cpus` threads. Every third checkpoint of a thread is one at which it cannot move. A
-        /// thread panics if another one runs in the other engine at the same time.
+        /// Starts `cpus` threads. Every third checkpoint of a thread is one at which it cannot
+        /// move. A thread panics if another one runs in the other engine at the same time.
         fn start(cpus: usize, control: &Arc<VcpuControl<()>>) -> Self {
             let running = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
             let changes: Arc<Vec<_>> = Arc::new((0..cpus).map(|_| AtomicU64::new(0)).collect());

@@ -19,7 +19,7 @@ use super::spec::{DiskFormat, DiskSpec};
 use crate::memory::ByteSize;
 use crate::sync::lock;
 
-/// Most bytes of changes that a disk with `snapshot` keeps in memory.
+/// Maximum number of bytes of changes that a disk with `snapshot` keeps in memory.
 const CHANGES_MAX: u64 = 4 << 30;
 
 /// Why a disk's image cannot be used.
@@ -33,7 +33,7 @@ pub enum DiskError {
     DiskImage {
         /// The image.
         path: PathBuf,
-        /// Its format.
+        /// The image's format.
         format: DiskFormat,
         /// What is wrong.
         #[source]
@@ -171,7 +171,8 @@ impl ImplicitOpenGate<ImageFile> for BackingGate {
             folder: self.folder.clone(),
             locks: self.locks.clone(),
         };
-        // The image itself is opened through `gate` again, which locks it a second time: a shared lock.
+        // The image itself is opened through `gate` again, which locks it a second time: a shared
+        // lock.
         Ok(FormatAccess::new(builder.open(gate)?))
     }
 

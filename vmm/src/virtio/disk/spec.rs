@@ -27,7 +27,7 @@ impl DiskFormat {
         found.map(|(format, _)| *format)
     }
 
-    /// The name.
+    /// The name of the format on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
@@ -90,8 +90,8 @@ impl DiskSpec {
         Ok(spec)
     }
 
-    /// The format of the image: the chosen one, or that of the extension. The contents do not matter,
-    /// because a guest could write another format's header to a raw disk.
+    /// The format of the image: the chosen one, or that of the extension. The contents do not
+    /// matter, because a guest could write another format's header to a raw disk.
     pub fn format(&self) -> DiskFormat {
         let extension = self
             .path

@@ -59,16 +59,16 @@ const READ_ONLY: [u32; 22] = [
     opcode::LSEEK,
 ];
 
-/// SETATTR, SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK, WRITE, SETXATTR, REMOVEXATTR, CREATE,
-/// FALLOCATE and RENAME2. Locks, ioctls, polls and DAX mappings are not served.
+/// SETATTR, SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK, WRITE, SETXATTR, REMOVEXATTR,
+/// CREATE, FALLOCATE and RENAME2. Locks, ioctls, polls and DAX mappings are not served.
 const CHANGING: [u32; 14] = [4, 6, 8, 9, 10, 11, 12, 13, 16, 21, 24, 35, 43, 45];
 
-/// What to do with a request.
+/// What the filter does with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FilterVerdict {
-    /// The server answers it.
+    /// The server answers the request.
     Serve,
-    /// It is answered with this error number.
+    /// The filter answers the request with this error number.
     Refuse(i32),
 }
 

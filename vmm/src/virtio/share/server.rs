@@ -20,7 +20,7 @@ use thiserror::Error;
 use super::filter::{FilterVerdict, REPLY_HEADER, REQUEST_HEADER, judge, refuse};
 use super::spec::ShareSpec;
 
-/// How long the guest may use names and attributes without asking again.
+/// How long the guest may cache names and attributes.
 const CACHE_TIME: Duration = Duration::from_secs(5);
 
 /// Addresses in the buffer of the queue, the request and the reply.
@@ -43,10 +43,10 @@ const _: () = assert!(REPLY + MESSAGE_MAX as u64 <= BUFFER_LEN as u64);
 /// Why a folder cannot be shared.
 #[derive(Debug, Error)]
 pub enum ShareError {
-    /// It cannot be opened, or is no folder.
+    /// The path cannot be opened, or is no folder.
     #[error("{}", .0.display())]
     Open(PathBuf, #[source] io::Error),
-    /// Its name is not UTF-8.
+    /// The folder's name is not UTF-8.
     #[error("the name of {} is not UTF-8", .0.display())]
     Name(PathBuf),
     /// The buffer for messages cannot be made.

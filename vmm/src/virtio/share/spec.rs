@@ -1,4 +1,4 @@
-//! Which folder a guest may mount: `DIR=TAG[,rw]`.
+//! Parses `DIR=TAG[,rw]`, which names a folder that the guest may mount.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

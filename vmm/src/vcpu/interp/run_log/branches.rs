@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 
 use hindsight_cpu::branch::{Branch, BranchClass};
 
-/// Most branches to show after a run.
+/// Maximum number of branches to show after a run.
 const RECENT: usize = 16;
 
-/// Most interrupts and exceptions to hold, to find which handler a vCPU returns from.
+/// Maximum number of interrupts and exceptions to hold, to find which handler a vCPU returns from.
 const DELIVERIES: usize = 256;
 
 /// The path of a vCPU. A restore clears all but the hash.

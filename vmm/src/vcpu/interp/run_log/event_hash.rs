@@ -27,7 +27,7 @@ pub(crate) enum LoggedEvent {
 /// Words in a [`LoggedEvent::Boundary`]: the general registers, RFLAGS, CR3, and the path hash.
 pub(super) const BOUNDARY_WORDS: usize = 19;
 
-/// Most bytes of an event's data in one link of the chain.
+/// Maximum number of bytes of an event's data in one link of the chain.
 const DATA_MAX: usize = BOUNDARY_WORDS * 8;
 
 /// Bytes of a digest, and of the head of a link.

@@ -17,7 +17,7 @@ use rng::SplitMix64;
 pub(crate) struct RunLog {
     hash: EventHash,
     rng: SplitMix64,
-    /// Its branches, interrupts and exceptions.
+    /// The last branches, interrupts and exceptions of the vCPU.
     pub(crate) branches: BranchPath,
     /// Retired instructions.
     pub(crate) retired: u64,
