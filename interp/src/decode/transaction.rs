@@ -1,16 +1,12 @@
-//! Decides which instructions abort a transaction.
-//!
-//! SDM Vol. 1, "Instruction Based Considerations".
+//! Which instructions cannot be part of a transaction. SDM Vol. 1, "Instruction Based Considerations".
 
 use iced_x86::{Instruction, Mnemonic as M};
 
-/// Whether executing the instruction aborts its transaction.
-///
-/// Instructions that end a transaction themselves (XBEGIN, XABORT, XEND) and those that only fault
-/// are not included.
+/// Executing the instruction aborts the transaction that it is in. Those that come to an end of their
+/// own (XBEGIN, XABORT, XEND) and those that merely fault are not among them.
 pub(super) fn aborts(i: &Instruction) -> bool {
     let name = i.mnemonic();
-    // Transactions do not save MMX and x87 registers.
+    // State that no transaction keeps: MMX and x87 registers.
     let bank = (0..i.op_count()).any(|n| {
         let register = i.op_register(n);
         register.is_mm() || register.is_st()
@@ -28,7 +24,7 @@ pub(super) fn aborts(i: &Instruction) -> bool {
         || i.is_string_instruction() && matches!(i.op0_register(), iced_x86::Register::DX)
 }
 
-/// Whether it is an x87 instruction, with any operands.
+/// An x87 instruction, of whatever operands.
 fn x87(i: &Instruction) -> bool {
     use iced_x86::CpuidFeature::{FPU, FPU287, FPU387, MMX};
     let of = |feature| i.cpuid_features().contains(&feature);
@@ -51,7 +47,7 @@ fn unfit(name: M) -> bool {
         | M::Int | M::Into
         // Ports.
         | M::In | M::Out | M::Insb | M::Insw | M::Insd | M::Outsb | M::Outsw | M::Outsd
-        // Caches, and non-temporal stores.
+        // Caches, and stores round them.
         | M::Clflush | M::Clflushopt | M::Clwb
         | M::Movnti | M::Movntdq | M::Movntdqa | M::Movntpd | M::Movntps | M::Movntq
         | M::Vmovntdq | M::Vmovntdqa | M::Vmovntpd | M::Vmovntps
