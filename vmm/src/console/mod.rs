@@ -26,7 +26,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 pub use backend::{Backend, ParseBackendError};
-pub use signals::watch_signals;
+pub use signals::{CaughtSignals, watch_signals};
 pub use terminal::{RawTerminal, restore_terminal};
 
 use crate::output::Output;

@@ -6,9 +6,11 @@ use std::io::{self, BufWriter, Write};
 use anyhow::Context;
 
 use crate::cli::config::{BtmTarget, ConsoleOptions, OptionWord};
-use crate::console::{self, Backend, Console, Deliver, Releaser};
+use crate::console::{Backend, CaughtSignals, Console, Deliver, Releaser};
 use crate::output::{Output, RunOutputs};
 use crate::platform::Sinks;
+
+const NO_HANDLERS: &str = "signal handlers cannot be installed";
 
 /// The open consoles. Dropping them writes the buffered output and restores the terminal.
 pub(super) struct Consoles<'a> {
@@ -16,6 +18,8 @@ pub(super) struct Consoles<'a> {
     outputs: &'a RunOutputs,
     serial: Console,
     debugcon: Console,
+    /// Signals that came since the consoles were opened: their sockets must be removed.
+    signals: Option<CaughtSignals>,
 }
 
 impl<'a> Consoles<'a> {
@@ -28,11 +32,16 @@ impl<'a> Consoles<'a> {
             let output = outputs.output(format!("{option} {backend}"));
             Console::open_counted(backend, Some(output)).context(option)
         };
+        let serial = open("--serial", &options.serial.0)?;
+        let debugcon = open("--debugcon", &options.debugcon.0)?;
+        // Not before here: opening a FIFO can take for ever.
+        let signals = CaughtSignals::catch().context(NO_HANDLERS)?;
         Ok(Self {
             options,
             outputs,
-            serial: open("--serial", &options.serial.0)?,
-            debugcon: open("--debugcon", &options.debugcon.0)?,
+            serial,
+            debugcon,
+            signals: Some(signals),
         })
     }
 
@@ -55,14 +64,17 @@ impl<'a> Consoles<'a> {
     /// Installs the handlers of signals that end the process.
     ///
     /// Such a signal wakes all threads that wait for a console, and then calls `quit`.
-    pub(super) fn watch_signals(&self, quit: impl Fn() + Send + 'static) -> anyhow::Result<()> {
+    pub(super) fn watch_signals(&mut self, quit: impl Fn() + Send + 'static) -> anyhow::Result<()> {
         let waiting = [self.serial.releaser(), self.debugcon.releaser()];
         let stop = move |signal| {
             tracing::info!("signal {signal}: ending the run");
             waiting.iter().for_each(Releaser::release);
             quit();
         };
-        console::watch_signals(stop).context("signal handlers cannot be installed")
+        match self.signals.take() {
+            Some(signals) => signals.handle(stop).context(NO_HANDLERS),
+            None => Ok(()),
+        }
     }
 
     /// Starts input. `deliver` receives the serial port's input; Ctrl-A x calls `quit`.
