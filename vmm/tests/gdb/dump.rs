@@ -30,11 +30,11 @@ fn examine(run: &Run, file: &str, script: &[&str]) -> String {
 
 #[test]
 fn dump_has_registers_and_memory_of_a_crashed_guest() {
-    let run = Run::waiting(Guest::Sample, &["--cpus", "2", "--memory", "16M"]);
+    let run = Run::waiting(Guest::Sample, &["--cpus", "2", "--memory", "4M"]);
     run.gdb("break queue_put if job == 9\ncontinue\nset var $rip = 0\nset var *(char *)0 = 0x0f\ndetach");
     let output = dump(&run, "core");
     assert!(output.status.success(), "{output:?}");
-    assert!(String::from_utf8_lossy(&output.stdout).ends_with("core: 17 MiB\n"));
+    assert!(String::from_utf8_lossy(&output.stdout).ends_with("core: 5 MiB\n"));
     let text = examine(
         &run,
         "core",
@@ -43,7 +43,7 @@ fn dump_has_registers_and_memory_of_a_crashed_guest() {
     in_order(&text, &["LWP 1", "LWP 2", "$1 = 2", "<queue_put>"]);
     // Most of the guest's memory was never touched.
     let metadata = fs::metadata(run.folder().join("core")).unwrap();
-    assert!(std::os::unix::fs::MetadataExt::blocks(&metadata) * 512 < 8 << 20);
+    assert!(std::os::unix::fs::MetadataExt::blocks(&metadata) * 512 < 4 << 20);
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn dump_without_a_guest_fails_and_leaves_no_file() {
 
 #[test]
 fn gdb_writes_a_core_file_of_a_connected_guest() {
-    let run = Run::waiting(Guest::Sample, &["--memory", "16M"]);
+    let run = Run::waiting(Guest::Sample, &["--memory", "4M"]);
     let core = run.folder().join("gcore");
     let text = run.gdb(&format!(
         "break queue_put if job == 9\ncontinue\nmonitor phys\ngenerate-core-file {}\nkill",
