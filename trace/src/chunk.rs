@@ -5,6 +5,7 @@ use std::sync::Arc;
 use hindsight_cpu::branch::{Branch, BranchClass};
 
 use crate::event::{BranchEvent, Event, EventKinds};
+use crate::process::{ProcessEvent, ProcessRecord};
 use crate::writer::TraceSink;
 
 /// Number of branches at which a chunk is sent to the writer.
@@ -152,6 +153,16 @@ impl VcpuTracer {
         if self.chunk.events.len() >= EVENTS {
             self.flush();
         }
+    }
+
+    /// Adds an event of the guest's kernel after `retired` instructions, at `ticks`.
+    pub fn process(&self, retired: u64, ticks: u64, event: ProcessEvent) {
+        self.sink.send_process(ProcessRecord {
+            cpu: self.chunk.cpu,
+            at: retired,
+            ticks,
+            event,
+        });
     }
 
     /// Adds a reading of the clock, if it did not follow the instructions.
