@@ -221,13 +221,8 @@ mod tests {
 
     fn branch(from: u64, at: u32) -> Branch {
         Branch {
-            from,
-            to: from + 1,
             at,
-            class: BranchClass::DirectJump,
-            cpl: 0,
-            to_cpl: 0,
-            mispredicted: false,
+            ..Branch::new(BranchClass::DirectJump, from, from + 1)
         }
     }
 
