@@ -38,15 +38,7 @@
 //! assert!(msrs.observe().branches);
 //!
 //! // The engine executed a CALL at 0x1000.
-//! msrs.record_branches(&[Branch {
-//!     from: 0x1000,
-//!     to: 0x2000,
-//!     at: 1,
-//!     class: BranchClass::DirectCall,
-//!     cpl: 0,
-//!     to_cpl: 0,
-//!     mispredicted: false,
-//! }]);
+//! msrs.record_branches(&[Branch::new(BranchClass::DirectCall, 0x1000, 0x2000)]);
 //!
 //! // RDMSR of the top of the stack, and of the record that it indexes.
 //! assert_eq!(msrs.read(msr::MSR_LASTBRANCH_TOS, now), RdmsrOutcome::Value(1));

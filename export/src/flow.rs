@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, HashMap};
 
 use hindsight_cpu::branch::BranchClass;
-use hindsight_trace::{BranchEvent, Event, Record, TraceHeader};
+use hindsight_trace::{BranchEvent, Event, LinuxTask, Record, TraceHeader};
 
 use crate::input::RecordStream;
+use crate::spaces::RunningTask;
 use crate::stack::{CallStack, CallTree, FlowBranch};
 use crate::symbols::FunctionTable;
 
@@ -48,6 +49,9 @@ pub(crate) struct EdgeCount {
 #[derive(Debug, Default)]
 pub(crate) struct VcpuFlow {
     pub(crate) stack: CallStack,
+    pub(crate) running: RunningTask,
+    /// Code of all tasks is traced.
+    is_complete: bool,
     /// Start of the current span, and the count of instructions at it.
     begun: Option<(u64, u64)>,
 }
@@ -69,6 +73,9 @@ impl VcpuFlow {
         tree: &mut CallTree,
         functions: &FunctionTable,
     ) -> Option<FlowStep> {
+        if let Event::Task(task) = record.event {
+            self.switch(task, record, tree, functions);
+        }
         let Event::Branch(BranchEvent {
             from,
             to,
@@ -80,16 +87,19 @@ impl VcpuFlow {
         else {
             return None;
         };
+        self.running.advance(record.ticks, functions);
+        let space = self.running.space;
         let span = self.begun.and_then(|(start, at)| {
             let instructions = record.at.saturating_sub(at);
             let end = from.saturating_add(u64::from(class.is_instruction()));
             (start <= from).then_some((Span { start, end }, instructions))
         });
         if let Some((span, instructions)) = span {
-            self.stack.enter(span.start, cpl, tree, functions);
+            self.stack.enter((space, span.start), cpl, tree, functions);
             self.stack.spend(tree, instructions);
         }
         let branch = FlowBranch {
+            space,
             from,
             to,
             class,
@@ -103,6 +113,38 @@ impl VcpuFlow {
             span,
             mispredicted,
         })
+    }
+}
+
+/// The key of a task's stack. Each vCPU has an idle task of its own.
+const fn stack_key(task: Option<LinuxTask>, cpu: u32) -> (u32, u32) {
+    match task {
+        Some(LinuxTask { pid: 0, .. }) | None => (cpu, 0),
+        Some(task) => (u32::MAX, task.pid),
+    }
+}
+
+impl VcpuFlow {
+    /// Switches to the stack and the code of a task.
+    fn switch(
+        &mut self,
+        task: Option<LinuxTask>,
+        record: &Record,
+        tree: &mut CallTree,
+        functions: &FunctionTable,
+    ) {
+        let old = stack_key(self.running.task, record.cpu);
+        tree.park(old, std::mem::take(&mut self.stack));
+        self.running.switch(task, record.ticks, functions);
+        let name = task.and_then(|task| functions.spaces().name(&task));
+        self.stack = match (task, name) {
+            (Some(_), Some(_)) => tree.unpark(stack_key(task, record.cpu), name),
+            _ => CallStack::default(),
+        };
+        // In a trace of some processes, the code after this may be of a later time.
+        if !self.is_complete {
+            self.begun = None;
+        }
     }
 }
 
@@ -126,7 +168,10 @@ pub(crate) struct Flow {
 pub(crate) fn is_contiguous(header: &TraceHeader) -> bool {
     let selects_code = |option: &str| header.selection.contains(option);
     let has_branches = header.events.iter().any(|kind| kind == "branches");
-    has_branches && !selects_code("--cpl") && !selects_code("--range")
+    let selects_code = ["--cpl", "--range", "--process"]
+        .into_iter()
+        .any(selects_code);
+    has_branches && !selects_code
 }
 
 impl Flow {
@@ -198,6 +243,8 @@ pub(crate) struct Vcpus {
     flows: HashMap<u32, VcpuFlow>,
     /// Where vCPU 0 starts, if the trace begins there.
     start: Option<u64>,
+    /// Code of all tasks is traced.
+    is_complete: bool,
 }
 
 impl Vcpus {
@@ -206,6 +253,7 @@ impl Vcpus {
         Self {
             flows: HashMap::new(),
             start: from_start.then_some(header.start),
+            is_complete: !header.selection.contains("--process"),
         }
     }
 
@@ -213,6 +261,7 @@ impl Vcpus {
     pub(crate) fn of(&mut self, record: &Record) -> &mut VcpuFlow {
         let start = &mut self.start;
         self.flows.entry(record.cpu).or_insert_with(|| VcpuFlow {
+            is_complete: self.is_complete,
             begun: start.take_if(|_| record.cpu == 0).map(|start| (start, 0)),
             ..VcpuFlow::default()
         })

@@ -1,6 +1,6 @@
 //! The input of the formats' writers.
 
-use hindsight_trace::Record;
+use hindsight_trace::{ProcessRecord, Record};
 
 use crate::symbols::FunctionTable;
 
@@ -14,4 +14,6 @@ pub struct Guest {
     pub functions: FunctionTable,
     /// The ELF image, for its debug information; empty if there is none.
     pub image: Vec<u8>,
+    /// The log of what the guest's kernel ran, in the order of the clock.
+    pub processes: Vec<ProcessRecord>,
 }

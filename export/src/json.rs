@@ -1,5 +1,6 @@
 //! A JSON object for each record, one a line.
 
+use std::collections::HashMap;
 use std::io::{self, Write};
 
 use hindsight_trace::{BranchEvent, Event};
@@ -7,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::error::ExportError;
 use crate::input::RecordStream;
+use crate::spaces::{RunningTask, SpaceId};
 use crate::symbols::FunctionTable;
 
 /// Writes the records. Addresses are strings in hexadecimal, since JSON's numbers lose digits.
@@ -15,11 +17,17 @@ pub(crate) fn write(
     functions: &FunctionTable,
     out: &mut dyn Write,
 ) -> Result<(), ExportError> {
+    let mut vcpus = HashMap::<u32, RunningTask>::new();
     for record in records.flatten() {
+        let running = vcpus.entry(record.cpu).or_default();
+        running.advance(record.ticks, functions);
+        if let Event::Task(task) = record.event {
+            running.switch(task, record.ticks, functions);
+        }
         if matches!(record.event, Event::Time { .. }) {
             continue;
         }
-        let mut object = event(&record.event, functions);
+        let mut object = event(&record.event, (running.space, functions));
         object.insert("cpu".to_owned(), record.cpu.into());
         object.insert("at".to_owned(), record.at.into());
         object.insert("ticks".to_owned(), record.ticks.into());
@@ -33,7 +41,7 @@ fn hex(value: u64) -> String {
     format!("{value:#x}")
 }
 
-fn event(event: &Event, functions: &FunctionTable) -> Map<String, Value> {
+fn event(event: &Event, functions: (SpaceId, &FunctionTable)) -> Map<String, Value> {
     let value = match *event {
         Event::Branch(ref taken) => branch(taken, functions),
         Event::Delivery {
@@ -83,6 +91,10 @@ fn event(event: &Event, functions: &FunctionTable) -> Map<String, Value> {
         } => {
             json!({"event": if store { "store" } else { "load" }, "address": hex(address), "size": size})
         }
+        Event::Task(Some(task)) => {
+            json!({"event": "task", "pid": task.pid, "tgid": task.tgid, "name": task.name()})
+        }
+        Event::Task(None) => json!({"event": "task", "pid": null, "tgid": null, "name": null}),
         Event::Time { .. } => Value::Null,
     };
     match value {
@@ -91,8 +103,11 @@ fn event(event: &Event, functions: &FunctionTable) -> Map<String, Value> {
     }
 }
 
-fn branch(branch: &BranchEvent, functions: &FunctionTable) -> Value {
-    let symbol = |at| functions.find(at).map(|function| &function.name);
+fn branch(branch: &BranchEvent, (space, functions): (SpaceId, &FunctionTable)) -> Value {
+    let symbol = |at| {
+        let index = functions.index_in(space, at)?;
+        functions.get(index).map(|function| &function.name)
+    };
     json!({
         "event": "branch",
         "class": branch.class.short_name(),

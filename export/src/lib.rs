@@ -3,6 +3,7 @@
 mod callgrind;
 mod code;
 mod drcov;
+mod elf;
 mod error;
 mod firefox;
 mod flamegraph;
@@ -16,14 +17,17 @@ mod lines;
 mod perf;
 mod perfetto;
 mod report;
+mod spaces;
 mod stack;
 mod symbols;
 mod text;
 mod timeline;
 
+pub use elf::{CodeSegment, ElfCode};
 pub use error::ExportError;
 pub use format::{ExportOptions, Format, export};
 pub use functions::{FunctionCost, function_costs};
 pub use input::Guest;
 pub use report::report;
+pub use spaces::HostFiles;
 pub use symbols::{Function, FunctionTable, LocationError, image_hash};

@@ -8,12 +8,15 @@ use std::collections::HashMap;
 
 use hindsight_cpu::branch::BranchClass;
 
-use crate::symbols::FunctionTable;
+use crate::spaces::SpaceId;
+use crate::symbols::{Function, FunctionTable};
 
 /// Deepest stack that is followed; instructions of deeper calls count for the last frame.
 const DEPTH_MAX: usize = 256;
 /// Maximum number of nodes of a tree of calls; calls beyond count for their caller.
 const NODES_MAX: usize = 4 << 20;
+/// Maximum number of tasks whose stacks are followed.
+const PARKED_MAX: usize = 1 << 16;
 /// Bytes of the longest instruction. A return target is at most this far behind the start of its
 /// call.
 const INSTRUCTION_MAX: u64 = 15;
@@ -38,6 +41,8 @@ pub(crate) struct Node {
 pub(crate) struct CallTree {
     nodes: Vec<Node>,
     children: HashMap<(u32, FunctionIndex), u32>,
+    /// The stacks of tasks that do not run, by vCPU for idle tasks, and by thread.
+    parked: HashMap<(u32, u32), CallStack>,
 }
 
 impl CallTree {
@@ -54,12 +59,32 @@ impl CallTree {
         Self {
             nodes: vec![root],
             children: HashMap::new(),
+            parked: HashMap::new(),
         }
     }
 
     /// All nodes; parents come before their children.
     pub(crate) fn nodes(&self) -> &[Node] {
         &self.nodes
+    }
+
+    /// Keeps the stack of a task that stops running.
+    pub(crate) fn park(&mut self, key: (u32, u32), stack: CallStack) {
+        if self.parked.len() < PARKED_MAX {
+            self.parked.insert(key, stack);
+        }
+    }
+
+    /// The stack of a task that runs again; a new one below the node of `name` if it has none.
+    pub(crate) fn unpark(&mut self, key: (u32, u32), name: FunctionIndex) -> CallStack {
+        let root = self.child(Self::ROOT, name);
+        let parked = self.parked.remove(&key);
+        parked
+            .filter(|stack| stack.root == root)
+            .unwrap_or(CallStack {
+                root,
+                ..CallStack::default()
+            })
     }
 
     /// The node of `function` below `parent`.
@@ -116,6 +141,8 @@ impl CallTree {
 /// A branch, as far as the call stack depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FlowBranch {
+    /// The space in which the addresses are.
+    pub(crate) space: SpaceId,
     pub(crate) from: u64,
     pub(crate) to: u64,
     pub(crate) class: BranchClass,
@@ -135,6 +162,8 @@ struct Frame {
 /// The stack of one vCPU.
 #[derive(Debug, Default)]
 pub(crate) struct CallStack {
+    /// The node below which all frames are: that of the task's name.
+    root: u32,
     frames: Vec<Frame>,
     /// Calls that were too deep to follow.
     beyond: usize,
@@ -143,22 +172,20 @@ pub(crate) struct CallStack {
 impl CallStack {
     /// The node of the innermost frame.
     pub(crate) fn top(&self) -> u32 {
-        self.frames
-            .last()
-            .map_or(CallTree::ROOT, |frame| frame.node)
+        self.frames.last().map_or(self.root, |frame| frame.node)
     }
 
     /// Pushes the function at `address` if the stack is empty.
     pub(crate) fn enter(
         &mut self,
-        address: u64,
+        (space, address): (SpaceId, u64),
         cpl: u8,
         tree: &mut CallTree,
         functions: &FunctionTable,
     ) {
         if self.frames.is_empty() {
             let function = functions
-                .index(address)
+                .index_in(space, address)
                 .and_then(|index| u32::try_from(index).ok());
             self.replace_top(function, tree, cpl);
         }
@@ -181,14 +208,14 @@ impl CallStack {
             IndirectCall, IndirectJump, Interrupt, NotTaken, Return, SoftwareInterrupt,
         };
         let function = functions
-            .index(branch.to)
+            .index_in(branch.space, branch.to)
             .and_then(|index| u32::try_from(index).ok());
         match branch.class {
             DirectCall | IndirectCall | SoftwareInterrupt | Exception | Debug | Interrupt => {
                 self.push(branch, function, tree);
             }
             Far if branch.to_cpl < branch.cpl => self.push(branch, function, tree),
-            Return | Far => self.pop(branch, function, tree),
+            Return | Far => self.pop(branch, function, tree, functions),
             Conditional | DirectJump | IndirectJump | CallNext | Abort => {
                 self.replace_top(function, tree, branch.to_cpl);
             }
@@ -210,17 +237,30 @@ impl CallStack {
         });
     }
 
-    fn pop(&mut self, branch: &FlowBranch, function: FunctionIndex, tree: &mut CallTree) {
+    fn pop(
+        &mut self,
+        branch: &FlowBranch,
+        function: FunctionIndex,
+        tree: &mut CallTree,
+        functions: &FunctionTable,
+    ) {
         if self.beyond > 0 {
             self.beyond -= 1;
             return;
         }
+        let starts_here = |f: &Function| f.address == branch.to;
+        let is_begin = functions.find(branch.to).is_some_and(starts_here);
         let returns_to = |frame: &Frame| {
             let length = branch.to.wrapping_sub(frame.called_from);
             length <= INSTRUCTION_MAX
         };
         match self.frames.iter().rposition(returns_to) {
             Some(index) => self.frames.truncate(index),
+            // A return to the begin of a function is an indirect call or jump in a retpoline: the
+            // call in it goes, and the function replaces the retpoline.
+            None if branch.to_cpl == branch.cpl && is_begin => {
+                self.frames.pop();
+            }
             // A return to less privileged code that was not called from here.
             None if branch.to_cpl > branch.cpl => {
                 let outer = self
@@ -237,7 +277,7 @@ impl CallStack {
     /// Replaces the function of the innermost frame.
     fn replace_top(&mut self, function: FunctionIndex, tree: &mut CallTree, cpl: u8) {
         let Some(&top) = self.frames.last() else {
-            let node = tree.child(CallTree::ROOT, function);
+            let node = tree.child(self.root, function);
             self.frames.push(Frame {
                 node,
                 called_from: u64::MAX,
@@ -258,7 +298,6 @@ impl CallStack {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::symbols::Function;
 
     fn functions() -> FunctionTable {
         let names = ["main", "leaf", "irq", "user"];
@@ -277,6 +316,7 @@ mod tests {
             stack.spend(&mut tree, 10);
             stack.follow(
                 &FlowBranch {
+                    space: SpaceId::NONE,
                     from,
                     to,
                     class,
@@ -346,6 +386,29 @@ mod tests {
         assert_eq!(
             nodes,
             ["user 20 0", "user;main 10 1", "user;main;leaf 10 1"]
+        );
+    }
+
+    #[test]
+    fn retpoline_is_replaced_by_the_function_that_it_calls() {
+        use BranchClass::*;
+        // `leaf` is the retpoline; `irq` is called through it, and returns to `main`.
+        let nodes = follow(&[
+            (0, 0x100, DirectJump, 0, 0),
+            (0x110, 0x200, DirectCall, 0, 0),
+            (0x200, 0x20c, DirectCall, 0, 0),
+            (0x210, 0x300, Return, 0, 0),
+            (0x330, 0x115, Return, 0, 0),
+            (0x120, 0x100, Conditional, 0, 0),
+        ]);
+        assert_eq!(
+            nodes,
+            [
+                "main 20 0",
+                "main;leaf 10 1",
+                "main;leaf;leaf 10 1",
+                "main;irq 10 0"
+            ]
         );
     }
 

@@ -4,6 +4,8 @@ use object::{Object, ObjectSymbol, SymbolKind, SymbolSection};
 use thiserror::Error;
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::spaces::{AddressSpaces, SpaceId};
+
 /// Maximum number of symbols that are read of one image.
 const SYMBOLS_MAX: usize = 4 << 20;
 
@@ -19,9 +21,13 @@ pub struct Function {
 }
 
 /// The functions of a guest, ordered by address.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct FunctionTable {
+    /// Those of the image or the kernel, by address, and then those of processes.
     functions: Vec<Function>,
+    /// How many of them are of the image or the kernel.
+    ordered: usize,
+    spaces: AddressSpaces,
 }
 
 /// Why a location cannot be found.
@@ -41,6 +47,15 @@ impl FunctionTable {
         let Ok(file) = object::File::parse(image) else {
             return Self::default();
         };
+        Self::of_symbols(file.symbols())
+    }
+
+    /// The functions that an ELF file exports to others.
+    pub(crate) fn dynamic(file: &object::File<'_>) -> Self {
+        Self::of_symbols(file.dynamic_symbols())
+    }
+
+    fn of_symbols<'a>(symbols: object::SymbolIterator<'a, 'a>) -> Self {
         let is_code = |symbol: &object::Symbol<'_, '_>| {
             let kind = symbol.kind();
             let named = matches!(
@@ -49,7 +64,7 @@ impl FunctionTable {
             );
             named && matches!(symbol.section(), SymbolSection::Section(_))
         };
-        let functions = file.symbols().filter(is_code).take(SYMBOLS_MAX);
+        let functions = symbols.filter(is_code).take(SYMBOLS_MAX);
         let functions = functions.filter_map(|symbol| {
             let name = symbol.name().ok().filter(|name| !name.is_empty())?;
             Some(Function {
@@ -76,7 +91,36 @@ impl FunctionTable {
             }
             next = Some(function.address);
         }
-        Self { functions }
+        Self {
+            ordered: functions.len(),
+            functions,
+            spaces: AddressSpaces::default(),
+        }
+    }
+
+    /// Adds functions whose addresses depend on the process.
+    pub(crate) fn add_unordered(&mut self, functions: Vec<Function>, spaces: AddressSpaces) {
+        self.functions.extend(functions);
+        self.spaces = spaces;
+    }
+
+    /// The code that processes map.
+    pub(crate) const fn spaces(&self) -> &AddressSpaces {
+        &self.spaces
+    }
+
+    /// Number of functions.
+    pub(crate) const fn len(&self) -> usize {
+        self.functions.len()
+    }
+
+    pub(crate) fn into_functions(self) -> Vec<Function> {
+        self.functions
+    }
+
+    /// Those of the image or the kernel, by address.
+    fn ordered(&self) -> &[Function] {
+        &self.functions[..self.ordered]
     }
 
     /// Whether no function is known.
@@ -84,17 +128,40 @@ impl FunctionTable {
         self.functions.is_empty()
     }
 
-    /// All functions, by address.
+    /// All functions of the image or the kernel, by address.
     pub fn iter(&self) -> std::slice::Iter<'_, Function> {
-        self.functions.iter()
+        self.ordered().iter()
     }
 
     /// The index of the function that contains `address`.
     pub fn index(&self, address: u64) -> Option<usize> {
-        let after = self.functions.partition_point(|f| f.address <= address);
+        let functions = self.ordered();
+        let after = functions.partition_point(|f| f.address <= address);
         let index = after.checked_sub(1)?;
-        let function = &self.functions[index];
+        let function = &functions[index];
         (address - function.address < function.size.max(1)).then_some(index)
+    }
+
+    /// The index of the function that contains `address` of a process, or of the kernel.
+    pub(crate) fn index_in(&self, space: SpaceId, address: u64) -> Option<usize> {
+        let own = self.spaces.find(space, address);
+        own.and_then(|index| usize::try_from(index).ok())
+            .or_else(|| self.index(address))
+    }
+
+    /// The name of an address of a process, as [`FunctionTable::name_address`].
+    pub(crate) fn name_address_in(&self, space: SpaceId, address: u64) -> String {
+        let Some((index, start)) = self.spaces.find_start(space, address) else {
+            return self.name_address(address);
+        };
+        let name = usize::try_from(index)
+            .ok()
+            .and_then(|index| self.get(index));
+        let name = name.map_or("[unknown]", |function| &function.name);
+        match address - start {
+            0 => name.to_owned(),
+            offset => format!("{name}+{offset:#x}"),
+        }
     }
 
     /// The function that contains `address`.
@@ -138,7 +205,7 @@ impl FunctionTable {
                     last_part(&f.name)
                 }
             };
-            self.functions.iter().filter(matches).collect::<Vec<_>>()
+            self.ordered().iter().filter(matches).collect::<Vec<_>>()
         };
         let exact = named(true);
         let found = if exact.is_empty() {

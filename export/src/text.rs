@@ -1,11 +1,13 @@
 //! One line of text for each record.
 
+use std::collections::HashMap;
 use std::io::Write;
 
 use hindsight_trace::{BranchEvent, DeviceAccess, Event, Record};
 
 use crate::error::ExportError;
 use crate::input::RecordStream;
+use crate::spaces::{RunningTask, SpaceId};
 use crate::symbols::FunctionTable;
 
 /// Writes the records: vCPU, count of instructions, event.
@@ -14,20 +16,31 @@ pub(crate) fn write(
     functions: &FunctionTable,
     out: &mut dyn Write,
 ) -> Result<(), ExportError> {
+    let mut vcpus = HashMap::<u32, RunningTask>::new();
     for record in records.flatten() {
-        let Record { cpu, at, event, .. } = record;
+        let Record {
+            cpu,
+            at,
+            ticks,
+            event,
+        } = record;
+        let running = vcpus.entry(cpu).or_default();
+        running.advance(ticks, functions);
+        if let Event::Task(task) = event {
+            running.switch(task, ticks, functions);
+        }
         if matches!(event, Event::Time { .. }) {
             continue;
         }
         write!(out, "{cpu} {at} ")?;
-        write_event(&event, functions, out)?;
+        write_event(&event, (running.space, functions), out)?;
     }
     Ok(())
 }
 
 fn write_event(
     event: &Event,
-    functions: &FunctionTable,
+    functions: (SpaceId, &FunctionTable),
     out: &mut dyn Write,
 ) -> std::io::Result<()> {
     match *event {
@@ -84,13 +97,17 @@ fn write_event(
             let kind = if store { "store" } else { "load" };
             writeln!(out, "{kind} {address:#x} {size}")
         }
+        Event::Task(Some(task)) => {
+            writeln!(out, "task {} {} {}", task.pid, task.tgid, task.name())
+        }
+        Event::Task(None) => writeln!(out, "task unknown"),
         Event::Time { .. } => Ok(()),
     }
 }
 
 fn write_branch(
     branch: &BranchEvent,
-    functions: &FunctionTable,
+    (space, functions): (SpaceId, &FunctionTable),
     out: &mut dyn Write,
 ) -> std::io::Result<()> {
     let &BranchEvent {
@@ -101,7 +118,7 @@ fn write_branch(
         to_cpl,
         mispredicted,
     } = branch;
-    let name = |at| functions.name_address(at);
+    let name = |at| functions.name_address_in(space, at);
     write!(out, "{} {from:#x} {to:#x} cpl {cpl}", class.short_name())?;
     if cpl != to_cpl {
         write!(out, "->{to_cpl}")?;

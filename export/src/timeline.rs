@@ -223,6 +223,8 @@ pub(crate) fn describe(event: &Event) -> (&'static str, String) {
         }
         Event::Halt => ("hlt", String::new()),
         Event::Branch(_) => ("abort", String::new()),
+        Event::Task(Some(task)) => ("task", format!("{} {}", task.name(), task.pid)),
+        Event::Task(None) => ("task", "unknown".to_owned()),
         Event::Access { .. } | Event::Time { .. } => ("event", String::new()),
     }
 }

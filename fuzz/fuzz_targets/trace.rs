@@ -10,5 +10,6 @@ fuzz_target!(|bytes: &[u8]| {
     let Ok(mut reader) = TraceReader::new(Cursor::new(bytes)) else {
         return;
     };
+    let _ = reader.processes(&mut |_| {}).len();
     let _ = reader.records().take(1 << 20).count();
 });

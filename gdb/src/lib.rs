@@ -40,6 +40,7 @@ mod cancel;
 mod client_file;
 mod core_file;
 mod debugger;
+mod elf_header;
 mod file_client;
 pub mod framing;
 pub mod kernel;

@@ -33,15 +33,7 @@ const _: () = assert!(
         && align_of::<Branch>() == 8
 );
 
-const NO_BRANCH: Branch = Branch {
-    from: 0,
-    to: 0,
-    at: 0,
-    class: BranchClass::Far,
-    cpl: 0,
-    to_cpl: 0,
-    mispredicted: false,
-};
+const NO_BRANCH: Branch = Branch::new(BranchClass::Far, 0, 0);
 
 /// Where to store the next BTS records.
 ///

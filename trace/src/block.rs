@@ -6,6 +6,8 @@ use xxhash_rust::xxh3::xxh3_64;
 pub(crate) const HEADER_LEN: usize = 64;
 /// The first word of a block.
 pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"HTB1");
+/// The vCPU of blocks that have the records of processes.
+pub(crate) const PROCESS_LOG: u32 = u32::MAX;
 /// Maximum number of records of a block.
 pub const RECORDS_MAX: u32 = 1 << 20;
 /// Maximum number of bytes of a block before compression.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use hindsight_cpu::branch::{Branch, BranchClass};
 
 use crate::event::{BranchEvent, Event, EventKinds};
+use crate::process::{ProcessEvent, ProcessRecord};
 use crate::writer::TraceSink;
 
 /// Number of branches at which a chunk is sent to the writer.
@@ -154,6 +155,16 @@ impl VcpuTracer {
         }
     }
 
+    /// Adds an event of the guest's kernel after `retired` instructions, at `ticks`.
+    pub fn process(&self, retired: u64, ticks: u64, event: ProcessEvent) {
+        self.sink.send_process(ProcessRecord {
+            cpu: self.chunk.cpu,
+            at: retired,
+            ticks,
+            event,
+        });
+    }
+
     /// Adds a reading of the clock, if it did not follow the instructions.
     fn read_clock(&mut self, retired: u64, ticks: u64) {
         let clock = Some(ticks.wrapping_sub(retired));
@@ -210,13 +221,8 @@ mod tests {
 
     fn branch(from: u64, at: u32) -> Branch {
         Branch {
-            from,
-            to: from + 1,
             at,
-            class: BranchClass::DirectJump,
-            cpl: 0,
-            to_cpl: 0,
-            mispredicted: false,
+            ..Branch::new(BranchClass::DirectJump, from, from + 1)
         }
     }
 

@@ -4,6 +4,7 @@ use crate::block::{BlockInfo, RECORDS_MAX};
 use crate::encode::{Position, class, code};
 use crate::event::{BranchEvent, DeviceAccess, Event, Record};
 use crate::predict::{BranchStep, BranchTables, Prediction};
+use crate::process::LinuxTask;
 use crate::varint::{take, take_byte, take_difference};
 
 /// Decodes the records of one block in order.
@@ -184,9 +185,22 @@ impl BlockDecoder {
                     store: code == code::STORE,
                 }
             }
+            code::TASK => Event::Task(Some(LinuxTask {
+                pid: small(input)?,
+                tgid: small(input)?,
+                comm: take_array(input)?,
+            })),
+            code::UNKNOWN_TASK => Event::Task(None),
             _ => return None,
         })
     }
+}
+
+/// Reads bytes; `None` if there are too few.
+fn take_array<const N: usize>(input: &mut &[u8]) -> Option<[u8; N]> {
+    let (first, rest) = input.split_first_chunk()?;
+    *input = rest;
+    Some(*first)
 }
 
 /// Reads a number; `None` if it does not fit into `T`.

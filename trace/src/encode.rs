@@ -30,6 +30,8 @@ pub(crate) mod code {
     pub(crate) const CONTROL: u8 = 0xce;
     pub(crate) const LOAD: u8 = 0xcf;
     pub(crate) const STORE: u8 = 0xd0;
+    pub(crate) const TASK: u8 = 0xd1;
+    pub(crate) const UNKNOWN_TASK: u8 = 0xd2;
 }
 
 /// Raw bytes at which a block is full. The other half is more than any one record takes.
@@ -261,6 +263,11 @@ impl BlockEncoder {
                 self.put_numbers(code, at, &[index.into(), value]);
             }
             Event::Device(access) => self.add_device(at, &access),
+            Event::Task(None) => self.put_code(code::UNKNOWN_TASK, at),
+            Event::Task(Some(task)) => {
+                self.put_numbers(code::TASK, at, &[task.pid.into(), task.tgid.into()]);
+                self.raw.extend(task.comm);
+            }
             Event::ControlRegister { number, value } => {
                 self.put_numbers(code::CONTROL, at, &[number.into(), value]);
             }

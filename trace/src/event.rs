@@ -3,6 +3,8 @@
 use bitflags::bitflags;
 use hindsight_cpu::branch::BranchClass;
 
+use crate::process::LinuxTask;
+
 bitflags! {
     /// Kinds of events that a trace may have.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,12 +25,14 @@ bitflags! {
         const MODE = 1 << 6;
         /// Loads and stores of memory.
         const ACCESSES = 1 << 7;
+        /// Processes of a Linux guest: switches of tasks, programs and mapped files.
+        const PROCESSES = 1 << 8;
     }
 }
 
 impl EventKinds {
     /// Names of the kinds, as options and headers have them.
-    pub const NAMES: [(&'static str, Self); 8] = [
+    pub const NAMES: [(&'static str, Self); 9] = [
         ("branches", Self::BRANCHES),
         ("calls", Self::CALLS),
         ("exceptions", Self::EXCEPTIONS),
@@ -37,6 +41,7 @@ impl EventKinds {
         ("io", Self::IO),
         ("mode", Self::MODE),
         ("accesses", Self::ACCESSES),
+        ("processes", Self::PROCESSES),
     ];
 
     /// The kind with this name.
@@ -147,6 +152,9 @@ pub enum Event {
         /// Whether it is a store.
         store: bool,
     },
+    /// The kernel switches to a task, or the task gets a new name; `None`: the task that runs from
+    /// here on is not known.
+    Task(Option<LinuxTask>),
     /// The machine's clock, where it does not follow the count of instructions.
     Time {
         /// Ticks of the TSC's frequency.

@@ -10,7 +10,7 @@ use crate::error::TraceError;
 /// The first bytes of a trace file.
 const MAGIC: [u8; 8] = *b"HSTRACE\x1a";
 /// The version of the format that this program writes, and the newest that it reads.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// The longest description that is read, in bytes.
 const DESCRIPTION_MAX: u32 = 1 << 20;
 

@@ -8,11 +8,13 @@ use std::ops::RangeInclusive;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::block::{BlockInfo, HEADER_LEN};
+use crate::block::{BlockInfo, HEADER_LEN, PROCESS_LOG};
 use crate::decode::BlockDecoder;
 use crate::error::TraceError;
-use crate::event::Record;
+use crate::event::{Event, Record};
 use crate::header::{self, TraceHeader, TraceSummary};
+use crate::process::ProcessRecord;
+use crate::process_log;
 
 /// A trace file that is open for reading.
 #[derive(Debug)]
@@ -78,8 +80,10 @@ impl<R: Read + Seek> TraceReader<R> {
     /// The records at these counts of retired instructions, ordered by the machine's clock.
     pub fn records_within(&mut self, range: RangeInclusive<u64>) -> Records<'_, R> {
         let mut streams: Vec<BlockStream> = Vec::new();
-        let in_range =
-            |block: &&BlockInfo| block.last_at >= *range.start() && block.first_at <= *range.end();
+        let in_range = |block: &&BlockInfo| {
+            let overlaps = block.last_at >= *range.start() && block.first_at <= *range.end();
+            overlaps && block.cpu != PROCESS_LOG
+        };
         for block in self.blocks.iter().filter(in_range) {
             let index = streams.iter().position(|stream| stream.cpu == block.cpu);
             let index = index.unwrap_or_else(|| {
@@ -98,8 +102,29 @@ impl<R: Read + Seek> TraceReader<R> {
         }
     }
 
+    /// What the guest's kernel ran in the whole run, in the order of the machine's clock.
+    /// `skipped` is called for each block that is damaged.
+    pub fn processes(&mut self, skipped: &mut dyn FnMut(&TraceError)) -> Vec<ProcessRecord> {
+        let blocks = self.blocks.iter().filter(|block| block.cpu == PROCESS_LOG);
+        let blocks: Vec<_> = blocks.copied().collect();
+        let mut records = Vec::new();
+        let mut budget = process_log::BYTES_MAX;
+        for block in blocks {
+            let Some(left) = budget.checked_sub(block.raw_len.into()) else {
+                break;
+            };
+            budget = left;
+            match self.unpack(&block) {
+                Ok(raw) => process_log::parse(&raw, &mut records),
+                Err(error) => skipped(&error),
+            }
+        }
+        records.sort_by_key(|record: &ProcessRecord| record.ticks);
+        records
+    }
+
     /// Reads and unpacks a block.
-    fn unpack(&mut self, info: &BlockInfo) -> Result<BlockDecoder, TraceError> {
+    fn unpack(&mut self, info: &BlockInfo) -> Result<Vec<u8>, TraceError> {
         let damaged = |problem| TraceError::Block {
             offset: info.offset,
             problem,
@@ -124,7 +149,7 @@ impl<R: Read + Seek> TraceReader<R> {
         if read.is_err() || raw.len() as u64 != u64::from(info.raw_len) {
             return Err(damaged("it cannot be unpacked to the size that it claims"));
         }
-        Ok(BlockDecoder::new(info, raw))
+        Ok(raw)
     }
 }
 
@@ -134,6 +159,12 @@ struct BlockStream {
     cpu: u32,
     blocks: VecDeque<BlockInfo>,
     decoder: Option<(u64, BlockDecoder)>,
+    /// The last switch of tasks, which every block repeats.
+    task: Option<Event>,
+    /// That switch was before the range, and has not been returned.
+    owes_task: bool,
+    /// The record after the switch that is returned in its stead.
+    held: Option<Record>,
     /// The next record, or the error in its block.
     next: Option<Result<Record, TraceError>>,
 }
@@ -141,20 +172,22 @@ struct BlockStream {
 impl BlockStream {
     /// Decodes the next record, if there is one.
     fn fill<R: Read + Seek>(&mut self, reader: &mut TraceReader<R>, range: &RangeInclusive<u64>) {
+        self.next = self.next.take().or_else(|| self.held.take().map(Ok));
         while self.next.is_none() {
             let Some((offset, decoder)) = &mut self.decoder else {
                 let Some(info) = self.blocks.pop_front() else {
                     return;
                 };
                 match reader.unpack(&info) {
-                    Ok(decoder) => self.decoder = Some((info.offset, decoder)),
+                    Ok(raw) => {
+                        self.decoder = Some((info.offset, BlockDecoder::new(&info, raw)));
+                    }
                     Err(error) => self.next = Some(Err(error)),
                 }
                 continue;
             };
             match decoder.next() {
-                Ok(Some(record)) if !range.contains(&record.at) => {}
-                Ok(Some(record)) => self.next = Some(Ok(record)),
+                Ok(Some(record)) => self.take(record, range.contains(&record.at)),
                 Ok(None) => self.decoder = None,
                 Err(problem) => {
                     let offset = *offset;
@@ -162,6 +195,28 @@ impl BlockStream {
                     self.next = Some(Err(TraceError::Block { offset, problem }));
                 }
             }
+        }
+    }
+
+    /// Takes a record of a block. The first one in the range comes after the switch to its task.
+    fn take(&mut self, record: Record, in_range: bool) {
+        if let Event::Task(_) = record.event {
+            let is_repeated = self.task == Some(record.event);
+            self.task = Some(record.event);
+            if is_repeated && !self.owes_task {
+                return;
+            }
+            self.owes_task = !in_range;
+        }
+        if !in_range {
+            return;
+        }
+        match self.task.filter(|_| std::mem::take(&mut self.owes_task)) {
+            Some(event) => {
+                self.next = Some(Ok(Record { event, ..record }));
+                self.held = Some(record);
+            }
+            None => self.next = Some(Ok(record)),
         }
     }
 

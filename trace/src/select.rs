@@ -3,6 +3,7 @@
 use hindsight_cpu::branch::BranchClass;
 
 use crate::event::{BranchEvent, Event, EventKinds};
+use crate::process::LinuxTask;
 
 /// The n-th time that a vCPU executes the instruction at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +36,24 @@ pub struct Window {
     pub length: Option<u64>,
 }
 
+/// The tasks of a Linux guest that are traced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProcessFilter {
+    /// Those with this name.
+    Name(String),
+    /// The threads of this process, or the thread with this number.
+    Pid(u32),
+}
+
+impl ProcessFilter {
+    fn matches(&self, task: &LinuxTask) -> bool {
+        match self {
+            Self::Name(name) => task.name() == *name,
+            Self::Pid(pid) => task.tgid == *pid || task.pid == *pid,
+        }
+    }
+}
+
 /// Which records a trace has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selection {
@@ -44,6 +63,8 @@ pub struct Selection {
     pub cpls: u8,
     /// First and last linear address of the code; empty for all.
     pub ranges: Vec<(u64, u64)>,
+    /// The tasks; empty for all, and for code before the first task is known.
+    pub processes: Vec<ProcessFilter>,
     /// The part of the run.
     pub window: Window,
 }
@@ -54,6 +75,7 @@ impl Default for Selection {
             kinds: EventKinds::BRANCHES,
             cpls: 0xf,
             ranges: Vec::new(),
+            processes: Vec::new(),
             window: Window::default(),
         }
     }
@@ -64,14 +86,20 @@ impl Selection {
     /// depends on the code that runs.
     pub fn reported_kinds(&self) -> EventKinds {
         let window = &self.window;
+        let processes = if self.processes.is_empty() {
+            EventKinds::empty()
+        } else {
+            EventKinds::PROCESSES
+        };
+        let kinds = self.kinds | processes;
         let follows_code = window.from.is_some()
             || window.until.is_some()
             || self.cpls & 0xf != 0xf
             || !self.ranges.is_empty();
         if follows_code {
-            self.kinds | EventKinds::BRANCHES
+            kinds | EventKinds::BRANCHES
         } else {
-            self.kinds
+            kinds
         }
     }
 }
@@ -95,11 +123,14 @@ pub(crate) struct Selector {
     /// The target of the last branch, where the code that runs began.
     last_to: Option<u64>,
     cpl: u8,
+    /// Whether the task that runs is selected.
+    in_process: bool,
 }
 
 impl Selector {
     pub(crate) fn new(selection: Selection) -> Self {
         Self {
+            in_process: selection.processes.is_empty(),
             selection,
             phase: WindowPhase::Before,
             passed: [0; 2],
@@ -116,7 +147,9 @@ impl Selector {
     /// Whether a record is selected. Must be called for each record, in order.
     pub(crate) fn selects(&mut self, at: u64, event: &Event) -> bool {
         let in_window = self.follow_window(at, event);
-        let selected = in_window && self.selects_kind(event) && self.selects_code(event);
+        let in_process = self.follow_process(event);
+        let selected =
+            in_window && in_process && self.selects_kind(event) && self.selects_code(event);
         if let Event::Branch(branch) = event {
             self.last_to = Some(branch.to);
             self.cpl = branch.to_cpl;
@@ -155,6 +188,19 @@ impl Selector {
         true
     }
 
+    /// Whether the task that runs is selected. A switch is if one of its two tasks is.
+    fn follow_process(&mut self, event: &Event) -> bool {
+        let before = self.in_process;
+        if let Event::Task(task) = event
+            && !self.selection.processes.is_empty()
+        {
+            let mut filters = self.selection.processes.iter();
+            let matches = |task: &LinuxTask| filters.any(|filter| filter.matches(task));
+            self.in_process = task.as_ref().is_some_and(matches);
+        }
+        before || self.in_process
+    }
+
     /// Counts a passage if the code between the last branch and this one contains its address.
     /// Returns whether the passage has happened often enough.
     fn passes(&mut self, which: usize, event: &Event, passage: Passage) -> bool {
@@ -185,6 +231,8 @@ impl Selector {
             Event::ControlRegister { .. } | Event::Halt => EventKinds::MODE,
             Event::Access { .. } => EventKinds::ACCESSES,
             Event::Time { .. } => return true,
+            Event::Task(_) if !self.selection.processes.is_empty() => return true,
+            Event::Task(_) => EventKinds::PROCESSES,
         };
         self.selection.kinds.intersects(kinds)
     }
@@ -206,7 +254,7 @@ impl Selector {
                 to_cpl,
                 ..
             }) => at_level(cpl) && in_range(from) || at_level(to_cpl) && in_range(to),
-            Event::Time { .. } => true,
+            Event::Time { .. } | Event::Task(_) => true,
             _ => at_level(self.cpl) && self.last_to.is_none_or(in_range),
         }
     }

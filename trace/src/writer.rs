@@ -2,6 +2,8 @@
 
 mod output;
 #[cfg(test)]
+mod process_tests;
+#[cfg(test)]
 mod tests;
 
 use std::fmt;
@@ -20,6 +22,8 @@ use crate::encode::BlockEncoder;
 use crate::error::TraceError;
 use crate::event::{Event, EventKinds};
 use crate::header::{self, TraceHeader, TraceSummary};
+use crate::process::ProcessRecord;
+use crate::process_log::ProcessLog;
 use crate::select::{Selection, Selector};
 use output::BlockOutput;
 pub(crate) use output::{END_MAGIC, INDEX_MAGIC};
@@ -35,6 +39,7 @@ type Buffers = (Vec<Branch>, Vec<(u64, Event)>);
 
 enum Message {
     Chunk(EventChunk),
+    Process(Box<ProcessRecord>),
     End,
 }
 
@@ -71,6 +76,13 @@ impl TraceSink {
         if !self.over.load(Ordering::Relaxed) {
             // The thread is gone only when the trace has been finished.
             let _ = self.queue.send(Message::Chunk(chunk));
+        }
+    }
+
+    /// Waits while the queue is full. The record is written whatever part of the run is selected.
+    pub(crate) fn send_process(&self, record: ProcessRecord) {
+        if !self.over.load(Ordering::Relaxed) {
+            let _ = self.queue.send(Message::Process(Box::new(record)));
         }
     }
 
@@ -151,6 +163,7 @@ impl TraceWriter {
         });
         let state = WriterState {
             vcpus: Vec::new(),
+            log: ProcessLog::default(),
             cpus: cpus.max(1),
             output: BlockOutput::new(out, begin, options.last),
             selection: options.selection,
@@ -177,6 +190,11 @@ impl TraceWriter {
         Ok(Self { sink, thread })
     }
 
+    /// The kinds of events that the engine must report.
+    pub fn kinds(&self) -> EventKinds {
+        self.sink.kinds()
+    }
+
     /// The tracer of a vCPU.
     pub fn tracer(&self, cpu: u32) -> VcpuTracer {
         VcpuTracer::new(self.sink.clone(), cpu)
@@ -201,10 +219,13 @@ impl TraceWriter {
 struct VcpuStream {
     encoder: BlockEncoder,
     selector: Selector,
+    /// The last event of a switch of tasks: every block begins with it.
+    task: Option<Event>,
 }
 
 struct WriterState {
     vcpus: Vec<VcpuStream>,
+    log: ProcessLog,
     cpus: usize,
     output: BlockOutput,
     selection: Selection,
@@ -229,6 +250,11 @@ impl WriterState {
                     self.sink.put_back(chunk);
                     added
                 }
+                Ok(Message::Process(record)) if failure.is_none() => {
+                    let block = self.log.add(&record);
+                    block.and_then(|block| self.output.put_log(block))
+                }
+                Ok(Message::Process(_)) => Ok(()),
                 Err(RecvTimeoutError::Timeout) if failure.is_none() && self.flush_often => {
                     self.flush()
                 }
@@ -257,6 +283,7 @@ impl WriterState {
             self.vcpus.push(VcpuStream {
                 encoder: BlockEncoder::new(u32::try_from(id).unwrap_or(cpu)),
                 selector: Selector::new(self.selection.clone()),
+                task: None,
             });
         }
         index
@@ -265,7 +292,11 @@ impl WriterState {
     fn add(&mut self, chunk: &EventChunk) -> std::io::Result<()> {
         let index = self.stream(chunk.cpu);
         let (output, block_max) = (&mut self.output, self.block_max);
-        let VcpuStream { encoder, selector } = &mut self.vcpus[index];
+        let VcpuStream {
+            encoder,
+            selector,
+            task,
+        } = &mut self.vcpus[index];
         let mut result = Ok(());
         chunk.for_each(|at, event| {
             if result.is_err() {
@@ -281,7 +312,15 @@ impl WriterState {
                 }
                 return;
             }
+            if let Event::Task(_) = event {
+                *task = Some(*event);
+            }
             if selected {
+                if let (true, Some(task)) = (encoder.is_empty(), *task)
+                    && !matches!(event, Event::Task(_))
+                {
+                    encoder.add(at, &task);
+                }
                 encoder.add(at, event);
                 if encoder.is_full() || encoder.records() >= block_max {
                     result = encoder.take().and_then(|block| output.put(block));
@@ -315,6 +354,7 @@ impl WriterState {
 
     /// Writes all blocks that have records.
     fn flush(&mut self) -> std::io::Result<()> {
+        self.output.put_log(self.log.take()?)?;
         for vcpu in &mut self.vcpus {
             let block = vcpu.encoder.take()?;
             self.output.put(block)?;

@@ -41,3 +41,4 @@ pub use translator::{
     UnitExit, UnitId,
 };
 pub use vector::VectorLevel;
+pub use vector_stubs::wide_moves;

@@ -174,8 +174,9 @@ fn avx512() -> bool {
 /// Returns the codes that load and store a full register, and the first register.
 ///
 /// The full width is what VEX instructions change: ZMM if the host has AVX-512, else YMM.
-fn wide_moves() -> (Code, Code, Register) {
-    if avx512() {
+#[must_use]
+pub fn wide_moves() -> (Code, Code, Register) {
+    if std::arch::is_x86_feature_detected!("avx512f") {
         (
             Code::EVEX_Vmovups_zmm_k1z_zmmm512,
             Code::EVEX_Vmovups_zmmm512_k1z_zmm,

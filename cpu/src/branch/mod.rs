@@ -118,6 +118,22 @@ pub struct Branch {
     pub mispredicted: bool,
 }
 
+impl Branch {
+    /// Returns a predicted branch at CPL 0 of which no instruction is counted.
+    #[must_use]
+    pub const fn new(class: BranchClass, from: u64, to: u64) -> Self {
+        Self {
+            from,
+            to,
+            at: 0,
+            class,
+            cpl: 0,
+            to_cpl: 0,
+            mispredicted: false,
+        }
+    }
+}
+
 /// How branch trace store works now: IA32_DS_AREA and the BTS bits of IA32_DEBUGCTL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BtsConfig {

@@ -9,14 +9,14 @@
 mod metadata;
 
 use object::elf::{
-    ELFCLASS64, ELFDATA2LSB, ELFMAG, EM_X86_64, ET_CORE, EV_CURRENT, FileFlags, FileHeader64,
-    Ident, OsAbi, PF_R, PF_W, PF_X, PT_LOAD, PT_NOTE, ProgramFlags, ProgramHeader64, ProgramType,
-    SymbolSection,
+    ET_CORE, FileHeader64, PF_R, PF_W, PF_X, PT_LOAD, PT_NOTE, ProgramFlags, ProgramHeader64,
+    ProgramType,
 };
 use object::pod::{bytes_of, bytes_of_slice};
 use object::{LittleEndian as LE, U16, U32, U64};
 
 use crate::cancel::CancelFlag;
+use crate::elf_header::elf_header;
 use crate::memory::LinearMemory;
 use crate::memory::page_tables::{LinearRange, MappedRanges, PagingForm, SameRange};
 use crate::target::PhysicalMemory;
@@ -175,28 +175,10 @@ fn load(range: &LinearRange, parts: &[RamPart]) -> Option<ProgramHeader64<LE>> {
 fn file_header(segments: usize) -> FileHeader64<LE> {
     let half = |n: usize| U16::new(LE, u16::try_from(n).unwrap_or(0));
     FileHeader64 {
-        e_ident: Ident {
-            magic: ELFMAG,
-            class: ELFCLASS64,
-            data: ELFDATA2LSB,
-            version: EV_CURRENT,
-            os_abi: OsAbi(0),
-            abi_version: 0,
-            padding: [0; 7],
-        },
-        e_type: U16::new(LE, ET_CORE),
-        e_machine: U16::new(LE, EM_X86_64),
-        e_version: U32::new(LE, EV_CURRENT.0.into()),
-        e_entry: U64::new(LE, 0),
         e_phoff: U64::new(LE, size_of::<FileHeader64<LE>>() as u64),
-        e_shoff: U64::new(LE, 0),
-        e_flags: U32::new(LE, FileFlags(0)),
-        e_ehsize: half(size_of::<FileHeader64<LE>>()),
         e_phentsize: half(size_of::<ProgramHeader64<LE>>()),
         e_phnum: half(segments),
-        e_shentsize: half(0),
-        e_shnum: half(0),
-        e_shstrndx: U16::new(LE, SymbolSection(0)),
+        ..elf_header(ET_CORE)
     }
 }
 

@@ -1,15 +1,15 @@
 //! An ELF file that has nothing but symbols and the address ranges that they are in.
 
 use object::elf::{
-    ELFCLASS64, ELFDATA2LSB, ELFMAG, EM_X86_64, ET_EXEC, EV_CURRENT, FileFlags, FileHeader64,
-    Ident, OsAbi, SHF_ALLOC, SHF_EXECINSTR, SHF_WRITE, SHN_ABS, SHT_NOBITS, SHT_NULL, SHT_STRTAB,
-    SHT_SYMTAB, STB_GLOBAL, STB_LOCAL, STT_FUNC, STT_OBJECT, SectionFlags, SectionHeader64,
-    SectionType, Sym64, SymbolInfo, SymbolOther, SymbolSection,
+    ET_EXEC, FileHeader64, SHF_ALLOC, SHF_EXECINSTR, SHF_WRITE, SHN_ABS, SHT_NOBITS, SHT_NULL,
+    SHT_STRTAB, SHT_SYMTAB, STB_GLOBAL, STB_LOCAL, STT_FUNC, STT_OBJECT, SectionFlags,
+    SectionHeader64, SectionType, Sym64, SymbolInfo, SymbolOther, SymbolSection,
 };
 use object::pod::{bytes_of, bytes_of_slice};
 use object::{LittleEndian as LE, U16, U32, U64};
 
 use super::kallsyms::KernelSymbol;
+use crate::elf_header::elf_header;
 
 type ElfSection = SectionHeader64<LE>;
 
@@ -180,28 +180,11 @@ pub fn symbols_to_elf(symbols: &[KernelSymbol]) -> Vec<u8> {
 fn file_header(sections_at: usize, sections: usize) -> FileHeader64<LE> {
     let half = |n: usize| U16::new(LE, u16::try_from(n).unwrap_or(0));
     FileHeader64 {
-        e_ident: Ident {
-            magic: ELFMAG,
-            class: ELFCLASS64,
-            data: ELFDATA2LSB,
-            version: EV_CURRENT,
-            os_abi: OsAbi(0),
-            abi_version: 0,
-            padding: [0; 7],
-        },
-        e_type: U16::new(LE, ET_EXEC),
-        e_machine: U16::new(LE, EM_X86_64),
-        e_version: U32::new(LE, EV_CURRENT.0.into()),
-        e_entry: U64::new(LE, 0),
-        e_phoff: U64::new(LE, 0),
         e_shoff: U64::new(LE, sections_at as u64),
-        e_flags: U32::new(LE, FileFlags(0)),
-        e_ehsize: half(size_of::<FileHeader64<LE>>()),
-        e_phentsize: half(0),
-        e_phnum: half(0),
         e_shentsize: half(size_of::<ElfSection>()),
         e_shnum: half(sections),
         e_shstrndx: U16::new(LE, SymbolSection(u16::try_from(sections - 1).unwrap_or(0))),
+        ..elf_header(ET_EXEC)
     }
 }
 

@@ -8,6 +8,7 @@
 
 use super::masking::Masking;
 use super::vectors::Vectors;
+use hindsight_translate::wide_moves;
 use iced_x86::{
     Code, Encoder, EncodingKind, Instruction, InstructionInfoFactory, InstructionInfoOptions,
     MemoryOperand, OpAccess, OpKind, Register,
@@ -315,23 +316,6 @@ fn gpr_offset(chosen: &RegisterChoice, r: Register) -> usize {
         r.number()
     };
     offset_of!(Vectors, gpr) + n * 8
-}
-
-/// Returns the codes of the host's widest load and store, and the first register.
-fn wide_moves() -> (Code, Code, Register) {
-    if std::arch::is_x86_feature_detected!("avx512f") {
-        (
-            Code::EVEX_Vmovups_zmm_k1z_zmmm512,
-            Code::EVEX_Vmovups_zmmm512_k1z_zmm,
-            Register::ZMM0,
-        )
-    } else {
-        (
-            Code::VEX_Vmovups_ymm_ymmm256,
-            Code::VEX_Vmovups_ymmm256_ymm,
-            Register::YMM0,
-        )
-    }
 }
 
 const SAVED: [Register; 6] = [

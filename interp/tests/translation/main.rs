@@ -163,10 +163,12 @@ fn random_programs_do_the_same_in_both_tiers() {
     }
     for (translated, all) in sums {
         assert!(
-            translated > all / 3,
+            translated > all * 2 / 5,
             "{translated} of {all} instructions were translated"
         );
     }
+    let [without, with] = sums;
+    assert!(without.0 + with.0 > (without.1 + with.1) / 2);
 }
 
 #[test]

@@ -4,13 +4,18 @@ use std::io::{Read, Seek, SeekFrom};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::block::{BlockInfo, HEADER_LEN};
+use crate::block::{BlockInfo, HEADER_LEN, PROCESS_LOG};
 use crate::error::TraceError;
 use crate::header::TraceSummary;
 use crate::writer::{END_MAGIC, INDEX_MAGIC};
 
 /// Maximum number of vCPUs that a trace may name.
 const CPUS_MAX: u32 = 4096;
+
+/// Whether a block has the number of a possible vCPU, or is of the process log.
+const fn has_valid_cpu(block: &BlockInfo) -> bool {
+    block.cpu < CPUS_MAX || block.cpu == PROCESS_LOG
+}
 
 /// A number at an offset of bytes that may be cut off.
 fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
@@ -54,7 +59,7 @@ fn parse(bytes: &[u8], begin: u64, end: u64) -> Option<(Vec<BlockInfo>, TraceSum
         let at = 8 + n.checked_mul(8 + HEADER_LEN)?;
         let offset = u64::from_le_bytes(number(all, at)?);
         let block = BlockInfo::from_bytes(&number(all, at + 8)?, offset).ok()?;
-        if offset < begin || block.end() > end || block.cpu >= CPUS_MAX {
+        if offset < begin || block.end() > end || !has_valid_cpu(&block) {
             return None;
         }
         blocks.push(block);
@@ -85,7 +90,7 @@ pub(super) fn scan(
         input.seek(SeekFrom::Start(offset))?;
         input.read_exact(&mut bytes)?;
         let block = match BlockInfo::from_bytes(&bytes, offset) {
-            Ok(block) if block.cpu < CPUS_MAX => block,
+            Ok(block) if has_valid_cpu(&block) => block,
             Ok(_) => break format!("the block at {offset:#x} names an impossible vCPU"),
             Err(_) if bytes.starts_with(&INDEX_MAGIC.to_le_bytes()) => {
                 break "its index is damaged".to_owned();

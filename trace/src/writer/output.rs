@@ -59,12 +59,21 @@ impl BlockOutput {
         Ok(())
     }
 
+    /// Adds a block of the process log, which the ring does not drop.
+    pub(crate) fn put_log(&mut self, block: Option<PackedBlock>) -> io::Result<()> {
+        block.map_or(Ok(()), |block| self.append(&block))
+    }
+
     fn write(&mut self, block: PackedBlock) -> io::Result<()> {
         let cpu = usize::try_from(block.info.cpu).unwrap_or(0);
         if self.summary.instructions.len() <= cpu {
             self.summary.instructions.resize(cpu + 1, 0);
         }
         self.summary.instructions[cpu] = block.info.last_at;
+        self.append(&block)
+    }
+
+    fn append(&mut self, block: &PackedBlock) -> io::Result<()> {
         self.out.write_all(&block.bytes)?;
         self.blocks.push(BlockInfo {
             offset: self.offset,

@@ -15,20 +15,20 @@ use crate::select::Window;
 
 /// A file in memory that becomes full after `limit` bytes.
 #[derive(Clone)]
-struct SharedFile {
+pub(super) struct SharedFile {
     bytes: Arc<Mutex<Vec<u8>>>,
     limit: usize,
 }
 
 impl SharedFile {
-    fn new(limit: usize) -> Self {
+    pub(super) fn new(limit: usize) -> Self {
         Self {
             bytes: Arc::default(),
             limit,
         }
     }
 
-    fn take(&self) -> Vec<u8> {
+    pub(super) fn take(&self) -> Vec<u8> {
         std::mem::take(&mut self.bytes.lock().unwrap())
     }
 }
@@ -48,7 +48,7 @@ impl Write for SharedFile {
     }
 }
 
-fn branch(n: u64, at: u64) -> Branch {
+pub(super) fn branch(n: u64, at: u64) -> Branch {
     let class = BranchClass::ALL[usize::try_from(n % 13).unwrap()];
     Branch {
         from: 0xffff_ffff_8100_0000 + n % 97 * 16,
@@ -65,6 +65,7 @@ const ALL: Selection = Selection {
     kinds: EventKinds::all(),
     cpls: 0xf,
     ranges: Vec::new(),
+    processes: Vec::new(),
     window: Window {
         from: None,
         until: None,
@@ -73,7 +74,7 @@ const ALL: Selection = Selection {
     },
 };
 
-fn options(selection: Selection, last: Option<u64>) -> WriterOptions {
+pub(super) fn options(selection: Selection, last: Option<u64>) -> WriterOptions {
     WriterOptions {
         selection,
         last,
@@ -83,7 +84,7 @@ fn options(selection: Selection, last: Option<u64>) -> WriterOptions {
     }
 }
 
-fn header(cpus: u32) -> TraceHeader {
+pub(super) fn header(cpus: u32) -> TraceHeader {
     TraceHeader {
         cpus,
         ..TraceHeader::default()

@@ -1,9 +1,9 @@
 //! Emits divisions; one that may fault is left to the caller.
 
 use super::flags::operand_size;
-use super::{Emitter, Late, Retry};
+use super::{Emitter, Retry};
 use crate::analysis::{UnitStep, accesses_memory};
-use crate::asm::{ADDR, Host, RAX, RDX, Rm, TEMP, jcc};
+use crate::asm::{ADDR, Host, RAX, RDX, Rm, TEMP};
 use iced_x86::OpKind;
 
 /// Condition "above or equal".
@@ -57,17 +57,5 @@ impl Emitter<'_> {
         self.asm.bytes(&[size * 8 - 1]);
         self.asm.alu_from(7, size, ADDR, Rm::Reg(RDX));
         self.leave_if(step, NOT_EQUAL);
-    }
-
-    /// Leaves the unit before the instruction if a condition holds.
-    pub(super) fn leave_if(&mut self, step: &UnitStep, condition: u8) {
-        let from = self.asm.jump(&jcc(condition));
-        let point = self.instruction(step.block, step.index, None);
-        let exit = self.exit(point);
-        self.late.push(Late::Leave {
-            from,
-            exit,
-            stores: None,
-        });
     }
 }

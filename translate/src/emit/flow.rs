@@ -139,7 +139,13 @@ impl Emitter<'_> {
         // SHL R11D, 5
         self.asm.bytes(&[0x41, 0xc1, 0xe3, JUMP_SHIFT]);
         self.asm.alu(7, 8, Rm::Offset(TEMP, self.jumps()), ADDR);
-        let from = self.asm.jump(&jcc(NOT_EQUAL));
+        self.leave_if(step, NOT_EQUAL);
+        self.valid = 0;
+    }
+
+    /// Leaves the unit before the instruction if a condition holds.
+    pub(super) fn leave_if(&mut self, step: &UnitStep, condition: u8) {
+        let from = self.asm.jump(&jcc(condition));
         let point = self.instruction(step.block, step.index, None);
         let exit = self.exit(point);
         self.late.push(Late::Leave {
@@ -147,7 +153,6 @@ impl Emitter<'_> {
             exit,
             stores: None,
         });
-        self.valid = 0;
     }
 
     /// Records an indirect branch, and jumps to the unit of a jump cache entry.

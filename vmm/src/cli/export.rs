@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{Args, ValueHint};
-use hindsight_export::{ExportOptions, Format, FunctionTable, Guest, export, image_hash};
+use hindsight_export::{ElfCode, ExportOptions, Format, FunctionTable, Guest, export, image_hash};
 use hindsight_trace::{TraceError, TraceHeader, TraceReader};
 
 use super::Status;
@@ -36,8 +36,9 @@ pub struct ExportArgs {
     /// File to write [default: standard output]
     #[arg(long, short, value_name = "FILE", value_hint = ValueHint::FilePath)]
     output: Option<PathBuf>,
-    /// ELF file with the guest's symbols and debug information, at the addresses where it runs
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    /// ELF file with the guest's symbols and debug information, at the addresses where it runs, or
+    /// directory with the files of a Linux guest
+    #[arg(long, value_name = "FILE|DIR", value_hint = ValueHint::AnyPath)]
     symbols: Option<PathBuf>,
     /// Leave out what comes before N instructions
     #[arg(long, value_name = "N", value_parser = count)]
@@ -63,7 +64,7 @@ pub(super) fn warn(text: impl std::fmt::Display) {
 pub fn run(args: &ExportArgs) -> anyhow::Result<Status> {
     let name = args.trace.display();
     let mut trace = open(&args.trace)?;
-    let guest = guest(args.symbols.as_deref(), trace.header())?;
+    let guest = guest(args.symbols.as_deref(), &mut trace)?;
     let after = args.after.unwrap_or(0);
     let end = args
         .length
@@ -116,24 +117,76 @@ pub(super) fn open(path: &Path) -> anyhow::Result<TraceReader<BufReader<File>>> 
     Ok(trace)
 }
 
-/// The guest's symbols. Those of an image that was changed since would be wrong.
-pub(super) fn guest(symbols: Option<&Path>, header: &TraceHeader) -> anyhow::Result<Guest> {
-    let image = match symbols {
-        Some(path) => read("symbols", path, IMAGE_MAX)?,
-        None => {
-            let path = Path::new(&header.image.path);
-            let image = read("image", path, IMAGE_MAX).unwrap_or_default();
-            if image_hash(&image) == header.image.hash {
-                image
-            } else {
-                let path = path.display();
-                warn(format_args!(
-                    "no symbols: {path} is missing or is not the image that was traced; use --symbols"
-                ));
-                Vec::new()
-            }
+/// The guest's symbols: of its image, of its kernel and of what its processes map.
+pub(super) fn guest(
+    symbols: Option<&Path>,
+    trace: &mut TraceReader<BufReader<File>>,
+) -> anyhow::Result<Guest> {
+    let processes = trace.processes(&mut |error| warn(format_args!("{error}; it is left out")));
+    let directory = symbols.filter(|path| path.is_dir());
+    let file = symbols.filter(|path| !path.is_dir());
+    let image = image(file, trace.header(), processes.is_empty())?;
+    let mut host = |path: &str, build_id: &str| host_file(directory?, path, build_id);
+    let functions = FunctionTable::of(&image).with_processes(&processes, &mut host);
+    Ok(Guest {
+        functions,
+        image,
+        processes,
+    })
+}
+
+/// The image, if it is an ELF file. The symbols of one that was changed since would be wrong.
+fn image(
+    symbols: Option<&Path>,
+    header: &TraceHeader,
+    must_have_symbols: bool,
+) -> anyhow::Result<Vec<u8>> {
+    if let Some(path) = symbols {
+        return read("symbols", path, IMAGE_MAX);
+    }
+    let path = Path::new(&header.image.path);
+    let image = read("image", path, IMAGE_MAX).unwrap_or_default();
+    let is_same = image_hash(&image) == header.image.hash;
+    if must_have_symbols && !is_same {
+        let path = path.display();
+        warn(format_args!(
+            "no symbols: {path} is missing or is not the image that was traced; use --symbols"
+        ));
+    }
+    Ok(if is_same && image.starts_with(b"\x7fELF") {
+        image
+    } else {
+        Vec::new()
+    })
+}
+
+/// The code of a guest's file, from a directory of the host that has it at the same path, or by its
+/// build ID as debug packages do.
+fn host_file(directory: &Path, path: &str, build_id: &str) -> Option<ElfCode> {
+    let mut candidates = vec![directory.join(path.trim_start_matches('/'))];
+    if let Some((first, rest)) = build_id.split_at_checked(2) {
+        let folder = directory.join(".build-id").join(first);
+        candidates.push(folder.join(format!("{rest}.debug")));
+        candidates.push(folder.join(rest));
+    }
+    candidates.into_iter().find_map(|file| {
+        // A guest chooses its paths: they must not lead out of the directory.
+        let file = file.canonicalize().ok()?;
+        if !file.starts_with(directory.canonicalize().ok()?) {
+            return None;
         }
-    };
-    let functions = FunctionTable::of(&image);
-    Ok(Guest { functions, image })
+        let code = ElfCode::of(&read("symbols", &file, IMAGE_MAX).ok()?)?;
+        let name = file.display();
+        if build_id.is_empty() {
+            warn(format_args!(
+                "{name} may not be the guest's {path}: its build ID is not known"
+            ));
+        } else if code.build_id != build_id {
+            warn(format_args!(
+                "{name} is not the guest's {path}: its build ID differs"
+            ));
+            return None;
+        }
+        Some(code)
+    })
 }

@@ -28,8 +28,9 @@ pub struct ReportArgs {
     /// File to write
     #[arg(long, short, value_name = "FILE", default_value = "report.html", value_hint = ValueHint::FilePath)]
     output: PathBuf,
-    /// ELF file with the guest's symbols and debug information, at the addresses where it runs
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    /// ELF file with the guest's symbols and debug information, at the addresses where it runs, or
+    /// directory with the files of a Linux guest
+    #[arg(long, value_name = "FILE|DIR", value_hint = ValueHint::AnyPath)]
     symbols: Option<PathBuf>,
 }
 
@@ -41,7 +42,7 @@ pub struct ReportArgs {
 pub fn run(args: &ReportArgs) -> anyhow::Result<Status> {
     let name = args.trace.display();
     let mut trace = open(&args.trace)?;
-    let guest = guest(args.symbols.as_deref(), trace.header())?;
+    let guest = guest(args.symbols.as_deref(), &mut trace)?;
     let output = || format!("--output {}", args.output.display());
     let mut out = BufWriter::new(File::create(&args.output).with_context(output)?);
     let mut skipped =

@@ -7,7 +7,6 @@ mod abilities;
 mod commands;
 mod engine;
 mod irq_text;
-mod memory;
 mod stops;
 mod target;
 

@@ -17,10 +17,10 @@ use hindsight_gdb::target::{
 use rustix::fd::{AsFd, BorrowedFd};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::memory::MachineMemory;
 use super::stops::stop_cause;
 use crate::kvm::KvmError;
 use crate::kvm::host_support::HwBreakpointSupport;
+use crate::memory::MachineMemory;
 use crate::vcpu::board::Board;
 use crate::vcpu::debug::hw_breakpoints::DebugStatus;
 use crate::vcpu::debug::inspect::PausedVcpu;

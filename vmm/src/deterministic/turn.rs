@@ -163,7 +163,7 @@ impl InterpVcpu {
                 0
             };
         }
-        let exit = self.vcpu.run(&mut self.platform, budget);
+        let exit = self.run_tracked(budget);
         let stats = self.vcpu.stats();
         self.platform.advance(RetiredCounts {
             instructions: stats.retired,

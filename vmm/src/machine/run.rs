@@ -5,7 +5,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use hindsight_cpu::state::seg;
-use hindsight_trace::TraceWriter;
+use hindsight_trace::{EventKinds, TraceWriter};
 
 use super::builder::{MachineConfig, PreparedMachine};
 use super::{MachineError, timer};
@@ -21,6 +21,7 @@ use crate::vcpu::board::Board;
 use crate::vcpu::branch_history::RecordOptions;
 use crate::vcpu::crash::FinalState;
 use crate::vcpu::interp::InterpVcpu;
+use crate::vcpu::process_tracker::ProcessTracker;
 use crate::vcpu::recorder::Recorder;
 use crate::vcpu::run_control::{HaltText, Outcome};
 use crate::vcpu::run_counter::{CountOptions, RunCounter, RunCounts};
@@ -144,8 +145,11 @@ impl Machine {
     /// Traces the events of all vCPUs. Their tracers are dropped at the end of [`Machine::run`].
     pub fn trace(&mut self, writer: &TraceWriter) {
         let base = self.first_base();
+        let follows_processes = writer.kinds().contains(EventKinds::PROCESSES);
+        let tracker = follows_processes.then(|| Arc::new(ProcessTracker::new(&self.board.ram.map)));
         for (cpu, vcpu) in (0_u32..).zip(&mut self.vcpus) {
-            vcpu.set_tracer(writer.tracer(cpu), if cpu == 0 { base } else { 0 });
+            let base = if cpu == 0 { base } else { 0 };
+            vcpu.set_tracer(writer.tracer(cpu), base, tracker.clone());
         }
     }
 

@@ -4,7 +4,9 @@ use std::io;
 use std::sync::OnceLock;
 
 use seccompiler::{BpfProgram, apply_filter};
+use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use thiserror::Error;
+use vmm_sys_util::signal::block_signal;
 
 use super::filters::{SandboxNeeds, Strictness, ThreadKind, compile, compile_clone};
 use super::{limits, trap};
@@ -65,12 +67,21 @@ pub fn prepare(strictness: Strictness, needs: SandboxNeeds) -> Result<(), Sandbo
 
 /// Confines the calling thread by the rules of `kind`, if [`prepare`] was called.
 ///
+/// Signals that end or continue the process are blocked in all threads but those whose rules let
+/// their handler wake the thread that waits for signals.
+///
 /// [`prepare`] has checked that the kernel supports filters. If the kernel refuses this one, the
 /// process ends, so that no thread runs without a filter.
 pub fn enter(kind: ThreadKind) {
     let Some(&(strictness, needs)) = RULES.get() else {
         return;
     };
+    if !matches!(kind, ThreadKind::Main | ThreadKind::Signals) {
+        for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGCONT] {
+            // Only a signal that is blocked already is an error.
+            let _ = block_signal(signal);
+        }
+    }
     let entered = compile(kind, strictness, needs).and_then(|filter| apply(&[filter]));
     if let Err(error) = entered {
         tracing::error!("--sandbox: a thread cannot be confined: {error}");

@@ -193,18 +193,6 @@ mod tests {
         );
     }
 
-    fn jump(from: u64, to: u64, class: BranchClass) -> Branch {
-        Branch {
-            from,
-            to,
-            at: 0,
-            class,
-            cpl: 0,
-            to_cpl: 0,
-            mispredicted: false,
-        }
-    }
-
     fn stopping_history(stop: RecordStop) -> BranchHistory {
         let options = RecordOptions {
             limit: 8,
@@ -218,9 +206,9 @@ mod tests {
     fn history_freezes_at_an_address() {
         let mut history = stopping_history(RecordStop::Address(0x20));
         history.push(&[
-            jump(1, 0x10, BranchClass::DirectJump),
-            jump(0x11, 0x20, BranchClass::DirectCall),
-            jump(0x21, 0x30, BranchClass::DirectJump),
+            Branch::new(BranchClass::DirectJump, 1, 0x10),
+            Branch::new(BranchClass::DirectCall, 0x11, 0x20),
+            Branch::new(BranchClass::DirectJump, 0x21, 0x30),
         ]);
         let snapshot = history.snapshot();
         assert_eq!(snapshot.branches, [(1, 0x10), (0x11, 0x20)]);
@@ -232,8 +220,8 @@ mod tests {
         for before in [true, false] {
             let mut history = stopping_history(RecordStop::Exception(14));
             history.exception(6, 0x60);
-            history.push(&[jump(1, 0x60, BranchClass::Exception)]);
-            let branch = jump(2, 0xe0, BranchClass::Exception);
+            history.push(&[Branch::new(BranchClass::Exception, 1, 0x60)]);
+            let branch = Branch::new(BranchClass::Exception, 2, 0xe0);
             if before {
                 history.exception(14, 0xe0);
                 history.push(&[branch]);
@@ -241,7 +229,7 @@ mod tests {
                 history.push(&[branch]);
                 history.exception(14, 0xe0);
             }
-            history.push(&[jump(3, 4, BranchClass::DirectJump)]);
+            history.push(&[Branch::new(BranchClass::DirectJump, 3, 4)]);
             assert_eq!(
                 history.snapshot().branches,
                 [(1, 0x60), (2, 0xe0)],
@@ -260,7 +248,7 @@ mod tests {
         };
         let mut history = BranchHistory::with_options(options, 0, 0);
         for _ in 0..100 {
-            history.push(&[jump(5, 1, BranchClass::Conditional)]);
+            history.push(&[Branch::new(BranchClass::Conditional, 5, 1)]);
         }
         let snapshot = history.snapshot();
         assert_eq!((snapshot.total, snapshot.left_out), (100, 98));

@@ -20,6 +20,7 @@ pub mod kvm;
 pub mod loop_guard;
 pub mod model;
 pub mod pmu_totals;
+pub mod process_tracker;
 pub mod recorder;
 pub mod run_control;
 pub mod run_counter;

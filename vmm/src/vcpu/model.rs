@@ -20,6 +20,7 @@ use crate::vcpu::branch_history::BranchHistory;
 use crate::vcpu::debug::stop::DebugRequests;
 use crate::vcpu::hex_bytes::HexBytes;
 use crate::vcpu::pmu_totals::PmuTotals;
+use crate::vcpu::process_tracker::ProcessTracker;
 use crate::vcpu::recorder::{RecordedKind, Recorder};
 use crate::vcpu::run_counter::RunCounter;
 use crate::vcpu::stats::ExitCounts;
@@ -42,6 +43,8 @@ pub struct VcpuModel {
     pub recorded_from_start: bool,
     /// Traces the events of this vCPU, for `hindsight trace`.
     pub tracer: Option<Box<VcpuTracer>>,
+    /// Reads what a Linux guest runs, for `hindsight trace`.
+    pub processes: Option<Arc<ProcessTracker>>,
     /// When the interpreter translates code.
     pub translation: TranslationPolicy,
     /// Counts what this vCPU does, for `hindsight stat`.
@@ -70,6 +73,7 @@ impl VcpuModel {
             history: None,
             recorded_from_start: false,
             tracer: None,
+            processes: None,
             translation: TranslationPolicy::default(),
             counter: None,
             debug: DebugRequests::default(),

@@ -364,18 +364,6 @@ impl Drop for RunCounter {
 mod tests {
     use super::*;
 
-    fn branch(from: u64, to: u64, class: BranchClass) -> Branch {
-        Branch {
-            from,
-            to,
-            at: 0,
-            class,
-            cpl: 0,
-            to_cpl: 0,
-            mispredicted: false,
-        }
-    }
-
     #[test]
     fn region_of_a_recursive_function_ends_with_its_outermost_return() {
         let options = CountOptions {
@@ -397,7 +385,7 @@ mod tests {
         ];
         for (at, from, to, class) in steps {
             counter.set_retired(at, 0);
-            counter.branches(0, &[branch(from, to, class)]);
+            counter.branches(0, &[Branch::new(class, from, to)]);
         }
         drop(counter);
         let run = lock(&run).clone();

@@ -13,6 +13,7 @@ use super::interp::InterpVcpu;
 use super::kvm::KvmVcpu;
 use super::loop_guard::LoopGuard;
 use super::model::VcpuModel;
+use super::process_tracker::ProcessTracker;
 use super::recorder::Recorder;
 use super::run_control::{Doorbell, Kick, RunError, RunLoopEnd};
 use super::run_counter::RunCounter;
@@ -78,9 +79,19 @@ impl MachineVcpu {
     }
 
     /// Traces the vCPU's events with `tracer` from now on. `base` is the base of CS.
-    pub fn set_tracer(&mut self, mut tracer: VcpuTracer, base: u64) {
+    ///
+    /// With `processes`, what a Linux guest runs is traced too; the vCPU is in the interpreter.
+    pub fn set_tracer(
+        &mut self,
+        mut tracer: VcpuTracer,
+        base: u64,
+        processes: Option<Arc<ProcessTracker>>,
+    ) {
         tracer.restart(base);
         self.engine.model_mut().tracer = Some(Box::new(tracer));
+        if let (Some(tracker), EngineVcpu::Interp(vcpu, _)) = (processes, &mut self.engine) {
+            vcpu.track_processes(tracker);
+        }
     }
 
     /// Counts the vCPU's events with `counter` from now on.

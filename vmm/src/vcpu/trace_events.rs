@@ -5,7 +5,7 @@ use hindsight_cpu::pmu::Ring;
 use hindsight_cpu::uarch::{CacheAccess, InstructionAccesses};
 use hindsight_interp::{Delivery, DeliveryKind, SystemEvent};
 use hindsight_regs::vector::Vector;
-use hindsight_trace::{DeviceAccess, Event, EventKinds};
+use hindsight_trace::{DeviceAccess, Event, EventKinds, ProcessEvent};
 
 use super::model::VcpuModel;
 
@@ -29,6 +29,14 @@ impl VcpuModel {
         {
             let ticks = self.board.time.clock.now();
             tracer.event(self.pmu_totals.instructions(), ticks, event);
+        }
+    }
+
+    /// Adds an event of the guest's kernel to the trace.
+    pub(crate) fn trace_process(&mut self, event: ProcessEvent) {
+        if let Some(tracer) = &mut self.tracer {
+            let ticks = self.board.time.clock.now();
+            tracer.process(self.pmu_totals.instructions(), ticks, event);
         }
     }
 

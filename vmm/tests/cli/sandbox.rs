@@ -53,8 +53,13 @@ fn threads(child: &Child, field: &str) -> Vec<(String, String)> {
     threads
 }
 
-fn end(mut child: Child, folder: &std::path::Path) {
+fn end(child: Child, folder: &std::path::Path) {
     kill_process(Pid::from_child(&child), Signal::TERM).expect("it runs");
+    end_of(child, folder);
+}
+
+/// Waits for the end of a run that was sent SIGTERM.
+fn end_of(mut child: Child, folder: &std::path::Path) {
     let status = wait(&mut child);
     let stderr = text(&child.wait_with_output().expect("it ended"));
     assert_eq!(status.code(), Some(0), "{stderr}");
@@ -99,6 +104,40 @@ fn every_thread_is_filtered_and_removes_its_sockets_at_the_end() {
             end(child, folder.path());
         }
     }
+}
+
+/// The signals that end or continue the process, as bits of a mask of signals.
+fn handled_signals() -> u64 {
+    [
+        Signal::HUP,
+        Signal::INT,
+        Signal::QUIT,
+        Signal::TERM,
+        Signal::CONT,
+    ]
+    .iter()
+    .fold(0, |mask, signal| mask | 1 << (signal.as_raw() - 1))
+}
+
+#[test]
+fn signals_are_delivered_only_to_threads_that_may_handle_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let child = start(folder.path(), "interp", "strict");
+    for (name, blocked) in threads(&child, "SigBlk:") {
+        let blocked = u64::from_str_radix(&blocked, 16).expect("a mask") & handled_signals();
+        let expected = match name.as_str() {
+            "hindsight" | "signals" => 0,
+            _ => handled_signals(),
+        };
+        assert_eq!(blocked, expected, "{name}");
+    }
+    let pid = Pid::from_child(&child);
+    for _ in 0..2000 {
+        kill_process(pid, Signal::CONT).expect("it runs");
+    }
+    kill_process(pid, Signal::TERM).expect("it runs");
+    let _ = kill_process(pid, Signal::CONT);
+    end_of(child, folder.path());
 }
 
 #[test]

@@ -14,14 +14,10 @@ fn enabled_unit() -> BranchUnit {
 }
 
 fn branch(class: BranchClass, n: u32) -> Branch {
+    let n64 = u64::from(n);
     Branch {
-        from: 0x1000 + u64::from(n),
-        to: 0x2000 + u64::from(n),
         at: n,
-        class,
-        cpl: 0,
-        to_cpl: 0,
-        mispredicted: false,
+        ..Branch::new(class, 0x1000 + n64, 0x2000 + n64)
     }
 }
 

@@ -236,15 +236,7 @@ fn flushed_line_is_loaded_from_memory() {
 #[test]
 fn restored_state_equals_the_saved_one() {
     let mut rig = Rig::new();
-    let mut branches = [Branch {
-        from: 0x1000,
-        to: 0x2000,
-        at: 0,
-        class: BranchClass::Conditional,
-        cpl: 0,
-        to_cpl: 0,
-        mispredicted: false,
-    }; 40];
+    let mut branches = [Branch::new(BranchClass::Conditional, 0x1000, 0x2000); 40];
     rig.core.resolve(&mut branches);
     assert!(branches[0].mispredicted && !branches[39].mispredicted);
     rig.instruction(&[access(0x1000, 8, CacheAccess::Load)], false);

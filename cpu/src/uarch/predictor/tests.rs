@@ -3,25 +3,13 @@ use proptest::prelude::*;
 use super::*;
 use BranchClass as Class;
 
-fn branch(from: u64, to: u64, class: Class) -> Branch {
-    Branch {
-        from,
-        to,
-        at: 0,
-        class,
-        cpl: 0,
-        to_cpl: 0,
-        mispredicted: false,
-    }
-}
-
 fn conditional(from: u64, taken: bool) -> Branch {
     let class = if taken {
         Class::Conditional
     } else {
         Class::NotTaken
     };
-    branch(from, from + 20, class)
+    Branch::new(class, from, from + 20)
 }
 
 /// Resolves one branch. Returns whether it is mispredicted.
@@ -72,17 +60,17 @@ fn random_branch_is_not_learnt() {
 #[test]
 fn returns_are_predicted_by_the_last_sixteen_calls() {
     let mut predictor = Predictor::default();
-    let calls = |n: u64| (0..n).map(|i| branch(0x1000 + i * 64, 0x9000, Class::DirectCall));
+    let calls = |n: u64| (0..n).map(|i| Branch::new(Class::DirectCall, 0x1000 + i * 64, 0x9000));
     let returns =
-        |n: u64| (0..n).map(move |i| branch(0x9010, 0x1005 + (n - 1 - i) * 64, Class::Return));
+        |n: u64| (0..n).map(move |i| Branch::new(Class::Return, 0x9010, 0x1005 + (n - 1 - i) * 64));
     assert_eq!(missed(&mut predictor, calls(16).chain(returns(16))), 0);
     // The return stack has sixteen entries.
     assert_eq!(missed(&mut predictor, calls(20).chain(returns(20))), 4);
     // A return that was never called, and one that goes elsewhere.
     assert_eq!(missed(&mut predictor, returns(1)), 1);
     let elsewhere = [
-        branch(0x1000, 0x9000, Class::IndirectCall),
-        branch(0x9010, 0x1000, Class::Return),
+        Branch::new(Class::IndirectCall, 0x1000, 0x9000),
+        Branch::new(Class::Return, 0x9010, 0x1000),
     ];
     assert_eq!(missed(&mut predictor, elsewhere), 2);
 }
@@ -90,7 +78,7 @@ fn returns_are_predicted_by_the_last_sixteen_calls() {
 #[test]
 fn indirect_jump_is_predicted_to_its_last_target() {
     let mut predictor = Predictor::default();
-    let to = |to| branch(0x1000, to, Class::IndirectJump);
+    let to = |to| Branch::new(Class::IndirectJump, 0x1000, to);
     let jumps = [to(0x2000), to(0x2000), to(0x3000), to(0x3000), to(0x2000)];
     let missed = jumps.map(|jump| resolve(&mut predictor, jump));
     assert_eq!(missed, [true, false, true, false, true]);
@@ -110,7 +98,7 @@ fn direct_and_far_branches_are_never_mispredicted() {
         Class::Interrupt,
     ] {
         assert!(
-            !resolve(&mut predictor, branch(0x1000, 0x2000, class)),
+            !resolve(&mut predictor, Branch::new(class, 0x1000, 0x2000)),
             "{class:?}"
         );
     }
@@ -126,7 +114,7 @@ fn any_branch() -> impl Strategy<Value = Branch> {
         Class::Return,
         Class::Far,
     ]);
-    (0_u64..64, 0_u64..64, class).prop_map(|(from, to, class)| branch(from * 7, to * 7, class))
+    (0_u64..64, 0_u64..64, class).prop_map(|(from, to, class)| Branch::new(class, from * 7, to * 7))
 }
 
 proptest! {

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use clap::{Args, ValueHint};
 use hindsight_export::FunctionTable;
-use hindsight_trace::{End, EventKinds, Passage, Selection, Window};
+use hindsight_trace::{End, EventKinds, Passage, ProcessFilter, Selection, Window};
 
 use crate::cli::config::ConfigArgs;
 
 /// The kinds of events that are traced by default.
-const EVENTS: &str = "branches,exceptions,interrupts,msr,io,mode";
+const EVENTS: &str = "branches,exceptions,interrupts,msr,io,mode,processes";
 
 /// Run a guest, and write what its processors do to a trace file.
 #[derive(Debug, Args)]
@@ -27,7 +27,8 @@ Examples:
   hindsight trace -o boot.trace vmlinuz --initrd initrd.gz --deterministic
   hindsight trace -o t --from main --until exception kernel.elf
   hindsight trace -o t --events msr,io --cpl 0 kernel.elf
-  hindsight trace -o t --last 10M kernel.elf")]
+  hindsight trace -o t --last 10M kernel.elf
+  hindsight trace -o t --process sort --cpl 3 vmlinuz --initrd initrd.gz")]
 pub struct TraceArgs {
     #[command(flatten)]
     pub(super) config: ConfigArgs,
@@ -43,7 +44,7 @@ pub struct TraceOptions {
     #[arg(long, short, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(super) output: PathBuf,
     /// Events to trace: branches, calls, exceptions, interrupts, msr, io, mode (control registers and
-    /// HLT) and accesses (loads and stores; slow)
+    /// HLT), processes (of a Linux guest) and accesses (loads and stores; slow)
     #[arg(long, value_name = "KINDS", default_value = EVENTS)]
     events: String,
     /// Trace code at these privilege levels only, such as 0 or 1,2,3
@@ -52,6 +53,9 @@ pub struct TraceOptions {
     /// Trace code in this function or these addresses only; may be repeated
     #[arg(long, value_name = "SYMBOL|A-B")]
     range: Vec<String>,
+    /// Trace processes of a Linux guest with this name or number only; may be repeated
+    #[arg(long, value_name = "NAME|PID")]
+    process: Vec<String>,
     /// Begin when this function or address is executed, for the N-th time
     #[arg(long, value_name = "SYMBOL|ADDRESS[:N]")]
     from: Option<String>,
@@ -103,6 +107,7 @@ impl TraceOptions {
             kinds: self.kinds()?,
             cpls: self.levels()?,
             ranges: ranges.collect::<anyhow::Result<_>>().context("--range")?,
+            processes: self.process.iter().map(|text| process(text)).collect(),
             window: Window {
                 from: from.context("--from")?,
                 until,
@@ -145,6 +150,9 @@ impl TraceOptions {
         for range in &self.range {
             add("range", Some(range.clone()));
         }
+        for process in &self.process {
+            add("process", Some(process.clone()));
+        }
         add("from", self.from.clone());
         add("until", self.until.clone());
         add("after", self.after.map(|n| n.to_string()));
@@ -169,6 +177,15 @@ fn passage(text: &str, functions: &FunctionTable) -> anyhow::Result<Passage> {
     }
     let (address, _) = functions.locate(location)?;
     Ok(Passage { address, nth })
+}
+
+/// Parses the name or the number of a process.
+fn process(text: &str) -> ProcessFilter {
+    match text.parse() {
+        Ok(pid) => ProcessFilter::Pid(pid),
+        // Linux keeps the first 15 bytes.
+        Err(_) => ProcessFilter::Name(text.chars().take(15).collect()),
+    }
 }
 
 /// Parses a function, or two addresses with a hyphen between them.

@@ -3,6 +3,7 @@
 mod deliveries;
 mod host_random;
 mod platform;
+mod process_stops;
 pub(crate) mod run_log;
 
 use std::sync::Arc;
@@ -91,9 +92,9 @@ impl InterpVcpu {
             let exit = match self.platform.model.debug.action {
                 // An interrupt shadow or a pending trap ends with the next instruction, unless that
                 // instruction begins another.
-                ResumeAction::Run if self.unsettled => self.vcpu.run(&mut self.platform, 1),
+                ResumeAction::Run if self.unsettled => self.run_tracked(1),
                 ResumeAction::Run | ResumeAction::StepBack { .. } | ResumeAction::RunBack => {
-                    self.vcpu.run(&mut self.platform, BUDGET)
+                    self.run_tracked(BUDGET)
                 }
                 ResumeAction::Step {
                     mask_interrupts, ..

@@ -94,13 +94,8 @@ mod tests {
     #[test]
     fn path_hash_depends_on_each_branch_and_not_on_their_division() {
         let branch = |to, at| Branch {
-            from: 1,
-            to,
             at,
-            class: BranchClass::Return,
-            cpl: 0,
-            to_cpl: 0,
-            mispredicted: false,
+            ..Branch::new(BranchClass::Return, 1, to)
         };
         let branches: Vec<_> = (0..50).map(|n| branch(n * 8, 3)).collect();
         let hash = |parts: &[&[Branch]]| {

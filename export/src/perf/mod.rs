@@ -4,12 +4,14 @@
 //! `include/uapi/linux/perf_event.h`. Each vCPU is a thread of one process, whose mappings are the
 //! image's segments of code. By default each branch is in exactly one sample.
 
+mod processes;
+
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, Write};
 
 use hindsight_cpu::branch::BranchClass;
-use hindsight_trace::{Record, TraceHeader};
+use hindsight_trace::{Event, LinuxTask, Record, TraceHeader};
 use object::{Object, ObjectSegment, SegmentFlags};
 
 use crate::error::ExportError;
@@ -35,8 +37,12 @@ const ATTR_FLAGS: u64 = 1 << 8 | 1 << 9 | 1 << 18 | 1 << 23;
 const HAS_BRANCH_STACK: u64 = 1 << 15;
 /// PERF_RECORD_MISC_USER.
 const MISC_USER: u16 = 2;
+/// PERF_RECORD_MISC_KERNEL.
+const MISC_KERNEL: u16 = 1;
 
+const RECORD_MMAP: u32 = 1;
 const RECORD_COMM: u32 = 3;
+const RECORD_FORK: u32 = 7;
 const RECORD_SAMPLE: u32 = 9;
 const RECORD_MMAP2: u32 = 10;
 
@@ -70,8 +76,8 @@ impl Fields {
     }
 
     /// TID, TIME and CPU, which end every record other than a sample.
-    fn sample_id(&mut self, cpu: u32, time: u64) -> &mut Self {
-        self.u32(PID).u32(PID + cpu).u64(time).u32(cpu).u32(0)
+    fn sample_id(&mut self, (pid, tid): (u32, u32), cpu: u32, time: u64) -> &mut Self {
+        self.u32(pid).u32(tid).u64(time).u32(cpu).u32(0)
     }
 
     /// The record of these fields.
@@ -113,6 +119,8 @@ struct SampledVcpu {
 struct Samples<'a> {
     header: &'a TraceHeader,
     every: u64,
+    /// The trace names processes: samples are of the task that runs, and not of the vCPU.
+    has_processes: bool,
     vcpus: HashMap<u32, SampledVcpu>,
     /// The records so far, since the header needs their size.
     data: BufWriter<File>,
@@ -125,7 +133,22 @@ impl Samples<'_> {
         self.data.write_all(bytes)
     }
 
-    fn add(&mut self, record: &Record, step: &FlowStep) -> io::Result<()> {
+    /// Process, thread and mode of a sample after a branch.
+    fn identity(&self, cpu: u32, step: &FlowStep, task: Option<LinuxTask>) -> (u32, u32, u16) {
+        if !self.has_processes {
+            return (PID, PID + cpu, MISC_USER);
+        }
+        let (tgid, pid) = task.map_or((u32::MAX, u32::MAX), |task| (task.tgid, task.pid));
+        let misc = if step.branch.to_cpl == 3 {
+            MISC_USER
+        } else {
+            MISC_KERNEL
+        };
+        (tgid, pid, misc)
+    }
+
+    fn add(&mut self, record: &Record, step: &FlowStep, task: Option<LinuxTask>) -> io::Result<()> {
+        let (pid, tid, misc) = self.identity(record.cpu, step, task);
         let time = nanoseconds(record.ticks, self.header);
         let vcpu = self.vcpus.entry(record.cpu).or_default();
         let predicted = if step.mispredicted { 1 } else { 2 };
@@ -138,11 +161,7 @@ impl Samples<'_> {
             return Ok(());
         }
         let mut fields = Fields::default();
-        fields
-            .u64(step.branch.to)
-            .u32(PID)
-            .u32(PID + record.cpu)
-            .u64(time);
+        fields.u64(step.branch.to).u32(pid).u32(tid).u64(time);
         fields
             .u32(record.cpu)
             .u32(0)
@@ -153,7 +172,7 @@ impl Samples<'_> {
         }
         vcpu.since = 0;
         vcpu.sampled_at = record.at;
-        self.put(&fields.record(RECORD_SAMPLE, MISC_USER))
+        self.put(&fields.record(RECORD_SAMPLE, misc))
     }
 }
 
@@ -165,7 +184,8 @@ fn process(header: &TraceHeader, guest: &Guest) -> Result<Vec<u8>, ExportError> 
     let mut data = Vec::new();
     for cpu in 0..header.cpus.clamp(1, 4096) {
         let mut comm = Fields::default();
-        comm.u32(PID).u32(PID + cpu).text(&name).sample_id(cpu, 0);
+        comm.u32(PID).u32(PID + cpu).text(&name);
+        comm.sample_id((PID, PID + cpu), cpu, 0);
         data.extend(comm.record(RECORD_COMM, 0));
     }
     if guest.image.is_empty() {
@@ -189,7 +209,7 @@ fn process(header: &TraceHeader, guest: &Guest) -> Result<Vec<u8>, ExportError> 
             .u64(offset);
         // Device, inode and its generation; PROT_READ and PROT_EXEC; MAP_PRIVATE.
         map.u32(0).u32(0).u64(0).u64(0).u32(5).u32(2);
-        map.text(path).sample_id(0, 0);
+        map.text(path).sample_id((PID, PID), 0, 0);
         data.extend(map.record(RECORD_MMAP2, MISC_USER));
     }
     Ok(data)
@@ -241,14 +261,20 @@ pub(crate) fn write(
     every: u64,
     out: &mut dyn Write,
 ) -> Result<(), ExportError> {
+    let log = processes::records(header, &guest.processes);
     let mut samples = Samples {
         header,
         every: every.max(1),
+        has_processes: !log.is_empty(),
         vcpus: HashMap::new(),
         data: BufWriter::new(tempfile::tempfile()?),
         len: 0,
     };
-    samples.put(&process(header, guest)?)?;
+    if log.is_empty() {
+        samples.put(&process(header, guest)?)?;
+    } else {
+        samples.put(&log)?;
+    }
     let (mut vcpus, mut tree) = (Vcpus::new(header), CallTree::new());
     for record in records {
         let Some(record) = record else {
@@ -256,11 +282,13 @@ pub(crate) fn write(
             samples.vcpus.clear();
             continue;
         };
-        if let Some(step) = vcpus
-            .of(&record)
-            .follow(&record, &mut tree, &guest.functions)
-        {
-            samples.add(&record, &step)?;
+        if let Event::Task(_) = record.event {
+            // The branches of a sample are of one task.
+            samples.vcpus.remove(&record.cpu);
+        }
+        let flow = vcpus.of(&record);
+        if let Some(step) = flow.follow(&record, &mut tree, &guest.functions) {
+            samples.add(&record, &step, flow.running.task)?;
         }
     }
     out.write_all(&start(samples.len, every.max(1)))?;

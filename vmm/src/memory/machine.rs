@@ -1,20 +1,31 @@
-//! A machine's RAM, for the debugger.
+//! A machine's RAM, as the debugger and the reader of Linux's structures access it.
 
+use std::fmt;
 use std::ops::Range;
 
 use hindsight_gdb::target::PhysicalMemory;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
-use crate::memory;
+use super::{nonzero_pages, offset_to_address};
 
 /// The RAM of a machine.
-pub(super) struct MachineMemory {
-    pub(super) map: GuestMemoryMmap,
+pub struct MachineMemory {
+    /// The regions.
+    pub map: GuestMemoryMmap,
     ram: Vec<Range<u64>>,
 }
 
+impl fmt::Debug for MachineMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MachineMemory")
+            .field("ram", &self.ram)
+            .finish_non_exhaustive()
+    }
+}
+
 impl MachineMemory {
-    pub(super) fn new(map: GuestMemoryMmap) -> Self {
+    /// The RAM in these regions.
+    pub fn new(map: GuestMemoryMmap) -> Self {
         let range = |start: u64, len: u64| start..start + len;
         let ram = map.iter().map(|r| range(r.start_addr().0, r.len()));
         Self {
@@ -34,8 +45,8 @@ impl PhysicalMemory for MachineMemory {
     }
 
     fn visit_data(&self, visit: &mut dyn FnMut(u64, &[u8])) {
-        let visited = memory::nonzero_pages(&self.map, |offset, page| {
-            if let Some(gpa) = memory::offset_to_address(&self.map, offset) {
+        let visited = nonzero_pages(&self.map, |offset, page| {
+            if let Some(gpa) = offset_to_address(&self.map, offset) {
                 visit(gpa, page);
             }
         });
@@ -48,6 +59,7 @@ impl PhysicalMemory for MachineMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory;
 
     #[test]
     fn visit_gives_guest_physical_addresses_of_touched_pages() {

@@ -1,0 +1,74 @@
+//! Stops of a vCPU at the functions of a Linux kernel that report what it runs, for `hindsight trace`.
+
+use std::sync::Arc;
+
+use hindsight_cpu::stops::StopHit;
+use hindsight_interp::{Exit, InterruptSource, RetiredCounts};
+use hindsight_regs::msr as regs;
+use hindsight_trace::EventKinds;
+
+use super::InterpVcpu;
+use crate::vcpu::process_tracker::{ProcessTracker, TrackedEvents};
+
+impl InterpVcpu {
+    /// Traces what a Linux guest runs from now on. No debugger may set stop conditions.
+    pub(crate) fn track_processes(&mut self, tracker: Arc<ProcessTracker>) {
+        self.vcpu.set_stops(&tracker.stops());
+        self.platform.model.processes = Some(tracker);
+    }
+
+    /// Runs like [`hindsight_interp::Vcpu::run`], and serves the stops of the process tracker.
+    pub(crate) fn run_tracked(&mut self, budget: u64) -> Exit {
+        let exit = self.vcpu.run(&mut self.platform, budget);
+        let (Exit::Stop(hit), Some(tracker)) = (&exit, &self.platform.model.processes) else {
+            return exit;
+        };
+        let tracker = tracker.clone();
+        let stats = self.vcpu.stats();
+        self.platform.advance(RetiredCounts {
+            instructions: stats.retired,
+            user: stats.user,
+            cycles: self.vcpu.cycles(),
+        });
+        let state = self.state();
+        match *hit {
+            StopHit::Msr { index, .. } if index == regs::IA32_LSTAR => {
+                let events = tracker.entry_set(&state);
+                if events.found {
+                    self.vcpu.set_stops(&tracker.stops());
+                }
+                self.trace_tracked(events);
+                Exit::Budget
+            }
+            StopHit::Execute(at) => {
+                let Some(events) = tracker.reached(at, &state) else {
+                    return self.step_over(exit, &tracker, at);
+                };
+                self.trace_tracked(events);
+                self.step_over(exit, &tracker, at)
+            }
+            _ => exit,
+        }
+    }
+
+    /// Executes the instruction at a breakpoint of the tracker; the exit of others remains.
+    fn step_over(&mut self, exit: Exit, tracker: &ProcessTracker, at: u64) -> Exit {
+        if !tracker.stops().execute.contains(&at) {
+            return exit;
+        }
+        match self.vcpu.step(&mut self.platform, false) {
+            Exit::Stepped => Exit::Budget,
+            other => other,
+        }
+    }
+
+    fn trace_tracked(&mut self, events: TrackedEvents) {
+        let model = &mut self.platform.model;
+        for event in events.log {
+            model.trace_process(event);
+        }
+        if let Some(event) = events.task {
+            model.trace(EventKinds::PROCESSES, event);
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! Reads what a Linux guest runs, at the calls of the kernel that report it to `perf`.
+//!
+//! The kernel is searched for when a vCPU sets its entry of system calls, early in the boot. Then
+//! the vCPUs stop at a few of its functions. The guest's memory is untrusted, and so is every name.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use std::sync::Mutex;
+
+use hindsight_cpu::state::{CpuState, gpr};
+use hindsight_cpu::stops::{MsrStops, StopConditions};
+use hindsight_export::{ElfCode, Function};
+use hindsight_gdb::kernel::{KernelSymbol, KernelTask, LinuxKernel};
+use hindsight_gdb::memory::LinearMemory;
+use hindsight_gdb::target::PhysicalMemory;
+use hindsight_regs::msr as regs;
+use hindsight_trace::{Event, LinuxTask, LoggedFunction, LoggedMapping, ProcessEvent};
+use vm_memory::GuestMemoryMmap;
+
+use crate::memory::MachineMemory;
+use crate::sync::lock;
+
+/// How often a kernel is searched for. A guest may set the entry of system calls at any time.
+const SEARCHES_MAX: u32 = 8;
+/// Maximum number of distinct files that are read.
+const FILES_MAX: usize = 4096;
+/// Maximum number of functions of all files.
+const FUNCTIONS_MAX: usize = 2 << 20;
+/// Maximum number of names of tasks.
+const NAMES_MAX: usize = 1 << 20;
+/// Where the kernel's tables are, relative to the entry of system calls, in bytes.
+const BEFORE_ENTRY: u64 = 32 << 20;
+const AFTER_ENTRY: u64 = 96 << 20;
+/// The lowest address of the kernel's half.
+const KERNEL_HALF: u64 = 1 << 63;
+
+/// A function of the kernel whose calls report what runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hook {
+    /// `__switch_to(prev, next)`: the vCPU switches to a task.
+    Switch,
+    /// `perf_event_comm(task, exec)`: a task has a new name, perhaps of a new program.
+    Name,
+    /// `perf_event_mmap(vma)`: a process maps memory.
+    Map,
+    /// `perf_event_fork(task)`: a task begins.
+    Fork,
+}
+
+/// The functions that are hooked.
+const HOOKS: [(&str, Hook); 4] = [
+    ("__switch_to", Hook::Switch),
+    ("perf_event_comm", Hook::Name),
+    ("perf_event_mmap", Hook::Map),
+    ("perf_event_fork", Hook::Fork),
+];
+
+/// What a vCPU traces after a stop.
+#[derive(Debug, Default)]
+pub(crate) struct TrackedEvents {
+    /// Records of the process log.
+    pub(crate) log: Vec<ProcessEvent>,
+    /// The task that runs from here on.
+    pub(crate) task: Option<Event>,
+    /// The stop conditions of the vCPU change.
+    pub(crate) found: bool,
+}
+
+/// RAM, of which only a part is searched.
+struct SearchedMemory<'a> {
+    memory: &'a MachineMemory,
+    searched: Range<u64>,
+}
+
+impl PhysicalMemory for SearchedMemory<'_> {
+    fn ram(&self) -> &[Range<u64>] {
+        self.memory.ram()
+    }
+
+    fn read(&self, gpa: u64, buffer: &mut [u8]) -> usize {
+        self.memory.read(gpa, buffer)
+    }
+
+    fn visit_data(&self, visit: &mut dyn FnMut(u64, &[u8])) {
+        let mut buffer = vec![0; 1 << 16];
+        for gpa in self.searched.clone().step_by(buffer.len()) {
+            let count = self.memory.read(gpa, &mut buffer);
+            if count != 0 {
+                visit(gpa, &buffer[..count]);
+            }
+        }
+    }
+}
+
+/// A kernel, and what was read of it.
+#[derive(Debug)]
+struct TrackedKernel {
+    kernel: LinuxKernel,
+    hooks: Vec<(u64, Hook)>,
+    /// Build IDs of files, by identity and path.
+    files: HashMap<(u64, String), String>,
+    functions: usize,
+    /// The names of tasks that are in the log.
+    names: HashSet<LinuxTask>,
+}
+
+#[derive(Debug, Default)]
+struct Tracked {
+    searches: u32,
+    kernel: Option<TrackedKernel>,
+}
+
+/// Reads what a Linux guest runs; shared by its vCPUs.
+#[derive(Debug)]
+pub struct ProcessTracker {
+    memory: MachineMemory,
+    tracked: Mutex<Tracked>,
+}
+
+impl ProcessTracker {
+    /// A tracker of the guest in this memory.
+    pub fn new(map: &GuestMemoryMmap) -> Self {
+        Self {
+            memory: MachineMemory::new(map.clone()),
+            tracked: Mutex::default(),
+        }
+    }
+
+    /// What a vCPU must stop for, besides its own conditions.
+    pub(crate) fn stops(&self) -> StopConditions {
+        let mut stops = StopConditions::default();
+        stops.msrs = MsrStops::Only(vec![regs::IA32_LSTAR]);
+        if let Some(tracked) = &lock(&self.tracked).kernel {
+            stops.execute = tracked.hooks.iter().map(|&(at, _)| at).collect();
+        }
+        stops
+    }
+
+    /// The vCPU has set the entry of system calls: looks for the kernel, if it is not known.
+    pub(crate) fn entry_set(&self, state: &CpuState) -> TrackedEvents {
+        let entry = state.msrs.lstar;
+        let mut tracked = lock(&self.tracked);
+        let mut events = TrackedEvents::default();
+        if entry < KERNEL_HALF {
+            return events;
+        }
+        events.found = true;
+        if tracked.kernel.is_none() && tracked.searches < SEARCHES_MAX {
+            tracked.searches += 1;
+            tracked.kernel = self.find(state, entry);
+            match &tracked.kernel {
+                Some(kernel) => events.log.push(kernel_event(kernel.kernel.symbols())),
+                None => {
+                    tracing::info!("no Linux kernel with symbols and BTF: processes have no names")
+                }
+            }
+        }
+        events
+    }
+
+    fn find(&self, state: &CpuState, entry: u64) -> Option<TrackedKernel> {
+        let whole = LinearMemory {
+            memory: &self.memory,
+            state,
+        };
+        let at = whole.translate(entry)?;
+        let searched = SearchedMemory {
+            memory: &self.memory,
+            searched: at.saturating_sub(BEFORE_ENTRY) & !0xfff..at.saturating_add(AFTER_ENTRY),
+        };
+        let linear = LinearMemory {
+            memory: &searched,
+            state,
+        };
+        let kernel = LinuxKernel::find(&linear, &|| false)?;
+        let address = |&(name, hook): &(&str, Hook)| Some((kernel.address(name)?, hook));
+        let hooks: Vec<_> = HOOKS.iter().filter_map(address).collect();
+        (hooks.len() == HOOKS.len()).then_some(TrackedKernel {
+            kernel,
+            hooks,
+            files: HashMap::new(),
+            functions: 0,
+            names: HashSet::new(),
+        })
+    }
+
+    /// The vCPU is at the instruction at `at`; `None` if that is no function of the tracker.
+    pub(crate) fn reached(&self, at: u64, state: &CpuState) -> Option<TrackedEvents> {
+        let mut tracked = lock(&self.tracked);
+        let tracked = tracked.kernel.as_mut()?;
+        let &(_, hook) = tracked.hooks.iter().find(|(address, _)| *address == at)?;
+        let linear = LinearMemory {
+            memory: &self.memory,
+            state,
+        };
+        let (first, second) = (state.gpr[gpr::RDI], state.gpr[gpr::RSI]);
+        let mut events = TrackedEvents::default();
+        match hook {
+            Hook::Switch => {
+                let task = tracked.kernel.task(&linear, second);
+                events.log.extend(task.and_then(|task| tracked.name(task)));
+                events.task = Some(switch(task));
+            }
+            Hook::Name => {
+                let task = tracked.kernel.task(&linear, first)?;
+                // The name of another thread is known when that runs next.
+                events.log.extend(tracked.name(task));
+                let is_current = tracked.kernel.current(&linear) == Some(first);
+                if is_current {
+                    events.task = Some(switch(Some(task)));
+                }
+                if second & 0xff != 0 {
+                    events.log.push(ProcessEvent::Exec {
+                        tgid: task.tgid,
+                        name: logged(task).name(),
+                    });
+                }
+            }
+            Hook::Map => events.log = tracked.map(&linear, first).unwrap_or_default(),
+            Hook::Fork => events.log.extend(tracked.fork(&linear, first)),
+        }
+        Some(events)
+    }
+}
+
+/// The task as a record of the trace has it.
+const fn logged(task: KernelTask) -> LinuxTask {
+    LinuxTask {
+        pid: task.pid,
+        tgid: task.tgid,
+        comm: task.comm,
+    }
+}
+
+fn switch(task: Option<KernelTask>) -> Event {
+    Event::Task(task.map(logged))
+}
+
+impl TrackedKernel {
+    /// The event of a name that is new.
+    fn name(&mut self, task: KernelTask) -> Option<ProcessEvent> {
+        let task = logged(task);
+        if self.names.len() >= NAMES_MAX || !self.names.insert(task) {
+            return None;
+        }
+        Some(ProcessEvent::Name {
+            pid: task.pid,
+            tgid: task.tgid,
+            name: task.name(),
+        })
+    }
+
+    fn fork(&self, linear: &LinearMemory<'_>, at: u64) -> Option<ProcessEvent> {
+        let task = self.kernel.task(linear, at)?;
+        let parent = if task.pid == task.tgid {
+            self.kernel.parent(linear, at)?.tgid
+        } else {
+            task.tgid
+        };
+        Some(ProcessEvent::Fork {
+            parent,
+            tgid: task.tgid,
+            pid: task.pid,
+        })
+    }
+
+    /// The process that runs maps memory: its file is read at the first time.
+    fn map(&mut self, linear: &LinearMemory<'_>, vma: u64) -> Option<Vec<ProcessEvent>> {
+        let mapping = self.kernel.code_mapping(linear, vma)?;
+        let current = self.kernel.current(linear)?;
+        let task = self.kernel.task(linear, current)?;
+        let mut logged = LoggedMapping {
+            tgid: task.tgid,
+            start: mapping.start,
+            len: mapping.len,
+            offset: mapping.offset,
+            path: "[anon]".to_owned(),
+            build_id: String::new(),
+        };
+        let mut events = Vec::new();
+        if let Some(file) = mapping.file {
+            logged.path = self.kernel.path(linear, file)?;
+            let key = (
+                self.kernel.file_identity(linear, file)?,
+                logged.path.clone(),
+            );
+            if let Some(build_id) = self.files.get(&key) {
+                logged.build_id.clone_from(build_id);
+            } else if self.files.len() < FILES_MAX {
+                let code = self.kernel.file_contents(linear, file);
+                let code = code.and_then(|bytes| ElfCode::of(&bytes));
+                let code = code.unwrap_or_default();
+                logged.build_id.clone_from(&code.build_id);
+                self.files.insert(key, code.build_id.clone());
+                events.extend(self.file_event(&logged.path, code));
+            }
+        }
+        events.push(ProcessEvent::Map(logged));
+        Some(events)
+    }
+
+    fn file_event(&mut self, path: &str, code: ElfCode) -> Option<ProcessEvent> {
+        let count = self.functions + code.functions.len();
+        if code.segments.is_empty() || count > FUNCTIONS_MAX {
+            return None;
+        }
+        self.functions = count;
+        let function = |f: Function| LoggedFunction(f.address, f.size, f.name);
+        let segments = code.segments.iter();
+        Some(ProcessEvent::File {
+            path: path.to_owned(),
+            build_id: code.build_id,
+            functions: code.functions.into_iter().map(function).collect(),
+            segments: segments.map(|s| (s.address, s.offset, s.size)).collect(),
+        })
+    }
+}
+
+/// The kernel's functions, by address.
+fn kernel_event(symbols: &[KernelSymbol]) -> ProcessEvent {
+    let is_code = |symbol: &&KernelSymbol| matches!(symbol.kind, b't' | b'T' | b'w' | b'W');
+    let is_kernel = |symbol: &&KernelSymbol| symbol.address >= KERNEL_HALF;
+    let code = symbols.iter().filter(is_code).filter(is_kernel);
+    let base = code.clone().map(|symbol| symbol.address).min().unwrap_or(0);
+    let functions = code.map(|symbol| {
+        let name = String::from_utf8_lossy(&symbol.name).into_owned();
+        LoggedFunction(symbol.address - base, 0, name)
+    });
+    ProcessEvent::Kernel {
+        base,
+        functions: functions.collect(),
+    }
+}
