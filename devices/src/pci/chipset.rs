@@ -22,6 +22,10 @@ const SMRAM_RESET: u8 = 0x02;
 /// The open, close and enable bits of SMRAM control.
 const SMRAM_WRITABLE: u8 = 0x78;
 
+/// Command register of the ISA bridge.
+const COMMAND: usize = 0x04;
+/// I/O space, memory space and bus master: the bridge forwards ports, where OVMF finds COM1.
+const DECODES_ISA: u8 = 0x07;
 /// Header type, bit 7: the slot has several functions.
 const HEADER_TYPE: usize = 0x0e;
 const MULTI_FUNCTION: u8 = 1 << 7;
@@ -72,6 +76,8 @@ impl Chipset {
     /// The functions after reset.
     pub(super) fn new() -> Self {
         let mut isa = ConfigSpace::new(identity(0x7000, 0x06_0100, 0));
+        isa.set(COMMAND, &[DECODES_ISA]);
+        isa.allow(COMMAND, &[DECODES_ISA]);
         isa.set(HEADER_TYPE, &[MULTI_FUNCTION]);
         isa.set(PIRQ, &[PIRQ_OFF; 4]);
         isa.allow(PIRQ, &[0xff; 4]);
@@ -116,6 +122,10 @@ mod tests {
         assert_eq!(chipset.function(0).unwrap().dword(0x0c), 0x0080_0000);
         assert_eq!(chipset.function(3).unwrap().dword(0), 0x7113_8086);
         assert!(chipset.function(1).is_none());
+        let isa = chipset.function(0).unwrap();
+        assert_eq!(isa.dword(4), 7, "forwards ports");
+        isa.write(4, &[6]);
+        assert_eq!(isa.dword(4), 6, "the bit of ports can be tested");
     }
 
     #[test]

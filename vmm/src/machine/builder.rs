@@ -40,6 +40,11 @@ use crate::vcpu::run_control::{RunEnd, VcpuControl};
 use crate::vcpu::translation::TranslationPolicy;
 use crate::{deterministic, host_clock};
 
+/// CPUID leaf with the number of physical address bits in EAX's low byte.
+const ADDRESS_SIZES: u32 = 0x8000_0008;
+/// Physical address bits that are enough for firmware, unless there is more memory.
+const FIRMWARE_ADDRESS_BITS: u32 = 40;
+
 /// The validated configuration of a machine.
 #[derive(Clone, Debug)]
 pub struct MachineConfig {
@@ -207,10 +212,17 @@ impl PreparedMachine {
             .cpu
             .facilities(available(self.config.engine, changes))?;
         let tsc_hz = self.tsc_hz(kvm.as_ref());
-        let supported = |leaf, subleaf| match (&kvm, host) {
-            (Some(_), Some(host)) if changes => executed_by_both(host, leaf, subleaf),
-            (Some(_), Some(host)) => executed_by_kvm(host, leaf, subleaf),
-            _ => hindsight_interp::supported_cpuid(leaf, subleaf),
+        let address_bits = firmware_address_bits(&self.layout);
+        let supported = |leaf, subleaf| {
+            let mut regs = match (&kvm, host) {
+                (Some(_), Some(host)) if changes => executed_by_both(host, leaf, subleaf),
+                (Some(_), Some(host)) => executed_by_kvm(host, leaf, subleaf),
+                _ => hindsight_interp::supported_cpuid(leaf, subleaf),
+            };
+            if let (ADDRESS_SIZES, Some(bits)) = (leaf, address_bits) {
+                regs[0] = regs[0] & !0xff | bits.min(regs[0] & 0xff);
+            }
+            regs
         };
         tracing::debug!(
             "CPU profile {}: {facilities:?}, TSC {tsc_hz} Hz",
@@ -423,6 +435,15 @@ impl BoardBuilder<'_> {
             },
         }
     }
+}
+
+/// The most physical address bits of a processor that starts in firmware; `None` without firmware.
+///
+/// OVMF maps all physical addresses in pages of 2 MiB. With 46 bits, the tables have 256 MiB.
+fn firmware_address_bits(layout: &Layout) -> Option<u32> {
+    layout.firmware()?;
+    let last = layout.high().map_or(0, |high| high.end - 1);
+    Some(FIRMWARE_ADDRESS_BITS.max(u64::BITS - last.leading_zeros()))
 }
 
 /// The state in which vCPU `id` starts.
