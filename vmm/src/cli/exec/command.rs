@@ -23,7 +23,8 @@ use crate::cli::Status;
 use crate::cli::config::{EngineArg, Number, OptionWord, RunConfig, SandboxArg, Size};
 use crate::cli::logging::Logging;
 use crate::cli::read::read;
-use crate::cli::run::{Confinement, decide, open_devices, prepare};
+use crate::cli::run::{Confinement, RunHook, decide, open_devices, prepare};
+use crate::cli::trace::{RunTrace, TraceOptions};
 use crate::console::{self, RawTerminal};
 use crate::machine::start::StartDecision;
 use crate::platform::Sinks;
@@ -101,6 +102,12 @@ pub struct ExecArgs {
     /// Confine the monitor to what it needs before it runs the guest, as for `hindsight run`
     #[arg(long, value_enum, default_value_t)]
     sandbox: SandboxArg,
+    /// Trace the guest to FILE, in the interpreter, as `hindsight trace` does
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    trace_out: Option<PathBuf>,
+    /// Trace processes with this name or number only; may be repeated
+    #[arg(long, value_name = "NAME|PID", requires = "trace_out")]
+    trace_process: Vec<String>,
     /// Show the log of the guest's kernel on standard error
     #[arg(long)]
     kernel_log: bool,
@@ -114,7 +121,11 @@ impl ExecArgs {
         config.machine.memory = self.memory;
         config.machine.cpus = self.cpus;
         config.machine.cpu = self.cpu;
-        config.machine.engine = self.engine;
+        config.machine.engine = match self.trace_out {
+            // Only the interpreter sees every event.
+            Some(_) => EngineArg::Interp,
+            None => self.engine,
+        };
         config.determinism.deterministic = self.deterministic;
         config.determinism.seed = self.seed;
         config.devices.share.clone_from(&self.share);
@@ -256,6 +267,9 @@ pub fn run(args: &ExecArgs) -> anyhow::Result<ExitCode> {
     let logging = Logging::start_from_environment()?;
     settle_allocator();
     let start = Instant::now();
+    if args.trace_out.is_some() && args.engine == EngineArg::Kvm {
+        bail!("KVM does not report branches: drop --engine kvm, --trace-out needs the interpreter");
+    }
     let config = args.config();
     config.check()?;
     let mut config = config.with_defaults();
@@ -302,7 +316,14 @@ pub fn run(args: &ExecArgs) -> anyhow::Result<ExitCode> {
         btm: None,
     };
     let confinement = Confinement::prepare(&config)?;
-    let machine = prepared.build(host.as_ref(), sinks)?;
+    let mut machine = prepared.build(host.as_ref(), sinks)?;
+    let options = args.trace_out.clone();
+    let options = options.map(|file| TraceOptions::of_processes(file, args.trace_process.clone()));
+    let mut trace = options.as_ref().map(RunTrace::new);
+    if let Some(trace) = &mut trace {
+        trace.check(&config, (&kernel.image, &image))?;
+        trace.start(&mut machine)?;
+    }
     confinement.confine_files(&config)?;
     let board = machine.board().clone();
     // The console is the first device, in slot 1.
@@ -317,6 +338,9 @@ pub fn run(args: &ExecArgs) -> anyhow::Result<ExitCode> {
     let limit = config.run.timeout.map(|limit| limit.0);
     let outcome = machine.run(limit, || {})?;
     drop(raw);
+    if let Some(mut trace) = trace {
+        trace.finish()?;
+    }
     tracing::info!("the guest ran for {}", seconds_since(start));
     drop(logging);
     Ok(status(&session, &outcome))

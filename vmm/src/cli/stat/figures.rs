@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use hindsight_export::FunctionCost;
+use hindsight_export::{FunctionCost, ProcessCost};
 use serde::{Deserialize, Serialize};
 
 use crate::vcpu::run_counter::{Counts, NAMES, RunCounts};
@@ -29,6 +29,17 @@ pub(super) struct FunctionFigures {
     pub(super) inclusive: u64,
 }
 
+/// Instructions of one process of a Linux guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ProcessFigures {
+    /// The process's number; none for code before the first task.
+    pub(super) pid: Option<u32>,
+    pub(super) name: String,
+    pub(super) switches: u64,
+    /// Instructions while it ran, with those of the kernel.
+    pub(super) instructions: u64,
+}
+
 /// The counts of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -42,6 +53,7 @@ pub(super) struct Figures {
     pub(super) counts: BTreeMap<String, u64>,
     pub(super) regions: BTreeMap<String, RegionFigures>,
     pub(super) functions: Vec<FunctionFigures>,
+    pub(super) processes: Vec<ProcessFigures>,
 }
 
 fn by_name(counts: &Counts, models: bool) -> BTreeMap<String, u64> {
@@ -59,7 +71,12 @@ fn by_name(counts: &Counts, models: bool) -> BTreeMap<String, u64> {
 
 impl Figures {
     /// The figures of a run. `models`: whether loads, caches and mispredictions were counted.
-    pub(super) fn new(run: &RunCounts, models: bool, functions: Vec<FunctionCost>) -> Self {
+    pub(super) fn new(
+        run: &RunCounts,
+        models: bool,
+        functions: Vec<FunctionCost>,
+        processes: Vec<ProcessCost>,
+    ) -> Self {
         let regions = run.regions.iter().map(|(name, region)| {
             let figures = RegionFigures {
                 entries: region.entries,
@@ -73,7 +90,14 @@ impl Figures {
             instructions: cost.own,
             inclusive: cost.inclusive,
         });
+        let processes = processes.into_iter().map(|cost| ProcessFigures {
+            pid: cost.tgid,
+            name: cost.name,
+            switches: cost.switches,
+            instructions: cost.instructions,
+        });
         Self {
+            processes: processes.collect(),
             version: VERSION,
             counts: by_name(&run.total, models),
             regions: regions.collect(),
@@ -113,6 +137,18 @@ impl fmt::Display for Figures {
                 writeln!(f, "{:>20}  {name}", grouped(count))?;
             }
         }
+        if !self.processes.is_empty() {
+            writeln!(
+                f,
+                "{:>20}  {:>12}  {:>8}  process",
+                "instructions", "switches", "pid"
+            )?;
+        }
+        for process in &self.processes {
+            let pid = process.pid.map_or("-".to_owned(), |pid| pid.to_string());
+            let (own, switches) = (grouped(process.instructions), grouped(process.switches));
+            writeln!(f, "{own:>20}  {switches:>12}  {pid:>8}  {}", process.name)?;
+        }
         if !self.functions.is_empty() {
             writeln!(
                 f,
@@ -143,7 +179,11 @@ mod tests {
     #[test]
     fn modelled_counts_are_left_out_where_nothing_counted_them() {
         let run = RunCounts::default();
-        let names = |models| Figures::new(&run, models, Vec::new()).counts.len();
+        let names = |models| {
+            Figures::new(&run, models, Vec::new(), Vec::new())
+                .counts
+                .len()
+        };
         assert_eq!(names(true), NAMES.len());
         assert_eq!(names(false), NAMES.len() - 9);
     }
