@@ -15,6 +15,7 @@
 //! | [`legacy`] | POST code and port 92H |
 //! | [`fp_error`] | FERR#, IGNNE# and IRQ 13 |
 //! | [`fw_cfg`], [`debugcon`], [`debug_exit`] | QEMU's configuration, console and exit ports |
+//! | [`smbios`] | SMBIOS tables, for firmware |
 //! | [`test_device`] | latches, interrupt lines and memory for test payloads |
 //!
 //! # Locks
@@ -76,6 +77,7 @@ pub mod pci;
 pub mod pit;
 pub mod rtc;
 pub mod serial;
+pub mod smbios;
 pub mod test_device;
 pub mod virtio;
 

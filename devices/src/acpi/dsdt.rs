@@ -3,7 +3,7 @@
 use acpi_tables::aml::{Device, EISAName, IO, Name, Package, Path, ResourceTemplate, Scope};
 use acpi_tables::{Aml, AmlSink};
 
-use super::{AcpiConfig, bytes, pci, sdt};
+use super::{AcpiConfig, PciTables, bytes, pci, sdt};
 use crate::acpi_pm::SLEEP_TYPE_S5;
 use crate::serial::{COM1_IRQ, COM1_PORT};
 
@@ -21,9 +21,11 @@ pub fn build(config: &AcpiConfig) -> Vec<u8> {
     let cpus: Vec<Encoded> = (0..config.apic_ids.len()).map(processor).collect();
     let mut devices: Vec<&dyn Aml> = cpus.iter().map(|cpu| cpu as &dyn Aml).collect();
     devices.extend([&com1 as &dyn Aml, &rtc]);
-    let (bus, resources) = (Encoded(pci::bus()), Encoded(pci::reserved()));
-    if config.pci {
-        devices.extend([&bus as &dyn Aml, &resources]);
+    let bus = pci::window(config.pci).map(|window| Encoded(pci::bus(window)));
+    devices.extend(bus.iter().map(|bus| bus as &dyn Aml));
+    let resources = Encoded(pci::reserved());
+    if config.pci == PciTables::Ecam {
+        devices.push(&resources);
     }
     let sleep_type = SLEEP_TYPE_S5;
     let s5 = Package::new(vec![&sleep_type, &sleep_type, &0_u8, &0_u8]);

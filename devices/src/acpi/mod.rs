@@ -5,6 +5,7 @@
 //! guests search for the RSDP; equal configurations give equal bytes.
 
 mod dsdt;
+mod loader;
 mod madt;
 mod pci;
 
@@ -16,6 +17,8 @@ use thiserror::Error;
 
 use crate::acpi_pm::{PM_CONTROL_PORT, PM_PORT, PM_TIMER_PORT};
 use crate::pci::{RESET_PORT, RESET_VALUE};
+
+pub use loader::{LoaderFiles, loader_files};
 
 /// Guest-physical address of the first table, the RSDP.
 pub const ACPI_BASE: u32 = 0xe_0000;
@@ -40,7 +43,21 @@ pub struct AcpiConfig {
     /// The ID of the I/O APIC, whose inputs are GSI 0 to 23.
     pub io_apic_id: u8,
     /// There is a PCI bus with devices.
-    pub pci: bool,
+    pub pci: PciTables,
+}
+
+/// How the tables describe the PCI bus.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PciTables {
+    /// There is no bus.
+    Absent,
+    /// There is one, with ECAM and the window of the monitor's BARs.
+    Ecam,
+    /// There is one without ECAM, whose BARs firmware assigns from this address on.
+    Firmware {
+        /// First address of the window, which ends at the I/O APIC.
+        window: u32,
+    },
 }
 
 /// Tables that the VMM copies to guest memory.
@@ -69,14 +86,8 @@ pub enum AcpiError {
 /// # Errors
 /// There is no vCPU, or the tables do not fit; those of 1024 vCPUs fit.
 pub fn build(config: &AcpiConfig) -> Result<AcpiTables, AcpiError> {
-    let cpus = config.apic_ids.len();
-    if cpus == 0 {
-        return Err(AcpiError::NoCpus);
-    }
-    if cpus > dsdt::CPUS_MAX {
-        return Err(AcpiError::TooManyCpus(cpus));
-    }
-    let mut area = TableArea::default();
+    let cpus = cpu_count(config)?;
+    let mut area = TableArea::new(ACPI_BASE, ACPI_END);
     // The RSDP is first but needs the addresses of the others, so its bytes are reserved.
     area.add(vec![0; RSDP_LEN as usize])
         .ok_or(AcpiError::TooManyCpus(cpus))?;
@@ -86,6 +97,15 @@ pub fn build(config: &AcpiConfig) -> Result<AcpiTables, AcpiError> {
         rsdp: ACPI_BASE.into(),
         tables: area.tables,
     })
+}
+
+/// The number of processors, which must be possible.
+fn cpu_count(config: &AcpiConfig) -> Result<usize, AcpiError> {
+    match config.apic_ids.len() {
+        0 => Err(AcpiError::NoCpus),
+        cpus if cpus > dsdt::CPUS_MAX => Err(AcpiError::TooManyCpus(cpus)),
+        cpus => Ok(cpus),
+    }
 }
 
 /// The addresses of the two lists of tables.
@@ -100,7 +120,7 @@ fn add_tables(area: &mut TableArea, config: &AcpiConfig) -> Option<RootTables> {
     let fadt = area.add(bytes(&fadt(facs, dsdt)))?;
     let madt = area.add(madt::build(config))?;
     let mut tables = vec![fadt, madt];
-    if config.pci {
+    if config.pci == PciTables::Ecam {
         tables.push(area.add(pci::mcfg())?);
     }
     let mut rsdt = sdt(*b"RSDT", 1);
@@ -116,23 +136,33 @@ fn add_tables(area: &mut TableArea, config: &AcpiConfig) -> Option<RootTables> {
 }
 
 /// Tables in ascending order of addresses.
-#[derive(Default)]
 struct TableArea {
     tables: Vec<(u64, Vec<u8>)>,
-    used: u32,
+    /// First free address.
+    free: u32,
+    end: u32,
 }
 
 impl TableArea {
+    /// An empty area.
+    fn new(base: u32, end: u32) -> Self {
+        Self {
+            tables: Vec::new(),
+            free: base,
+            end,
+        }
+    }
+
     /// Adds a table, and returns its address if it fits.
     ///
     /// Every table is aligned to 64 bytes, as the FACS must be.
     fn add(&mut self, table: Vec<u8>) -> Option<u32> {
-        let address = ACPI_BASE.checked_add(self.used.next_multiple_of(64))?;
+        let address = self.free.checked_next_multiple_of(64)?;
         let end = address.checked_add(u32::try_from(table.len()).ok()?)?;
-        if end > ACPI_END {
+        if end > self.end {
             return None;
         }
-        self.used = end - ACPI_BASE;
+        self.free = end;
         self.tables.push((address.into(), table));
         Some(address)
     }

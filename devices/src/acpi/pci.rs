@@ -7,8 +7,11 @@ use acpi_tables::aml::{
 };
 use acpi_tables::{Aml, AmlSink};
 
-use super::{OEM_ID, OEM_REVISION, OEM_TABLE_ID, bytes};
-use crate::pci::{DEVICES_MAX, ECAM_BASE, ECAM_LEN, PCI_PORT, WINDOW_BASE, WINDOW_LEN, intx_gsi};
+use super::{OEM_ID, OEM_REVISION, OEM_TABLE_ID, PciTables, bytes};
+use crate::pci::{
+    DEVICES_MAX, ECAM_BASE, ECAM_LEN, FIRMWARE_WINDOW_END, PCI_PORT, WINDOW_BASE, WINDOW_LEN,
+    intx_gsi,
+};
 
 /// The low half of an address in the hole below 4 GiB.
 const fn low(address: u64) -> u32 {
@@ -33,8 +36,17 @@ impl Aml for Route {
     }
 }
 
-/// The bus, with its windows and the routes of INTx.
-pub fn bus() -> Vec<u8> {
+/// First and last address in which BARs lie; `None` without a bus.
+pub fn window(pci: PciTables) -> Option<(u32, u32)> {
+    match pci {
+        PciTables::Absent => None,
+        PciTables::Ecam => Some((low(WINDOW_BASE), low(WINDOW_BASE + WINDOW_LEN - 1))),
+        PciTables::Firmware { window } => Some((window, low(FIRMWARE_WINDOW_END - 1))),
+    }
+}
+
+/// The bus, with its windows and the routes of INTx. BARs lie from `first` to `last`.
+pub fn bus((first, last): (u32, u32)) -> Vec<u8> {
     // Conventional PCI: there are no PCI Express features for which a guest would ask firmware.
     let hid = Name::new(Path::new("_HID"), &EISAName::new("PNP0A03"));
     let segment = Name::new(Path::new("_SEG"), &0_u8);
@@ -48,13 +60,8 @@ pub fn bus() -> Vec<u8> {
         AddressSpace::new_io(0_u16, PCI_PORT - 1, None),
         AddressSpace::new_io(PCI_PORT + 8, 0xffff_u16, None),
     );
-    let window = AddressSpace::new_memory(
-        AddressSpaceCacheable::NotCacheable,
-        true,
-        low(WINDOW_BASE),
-        low(WINDOW_BASE + WINDOW_LEN - 1),
-        None,
-    );
+    let window =
+        AddressSpace::new_memory(AddressSpaceCacheable::NotCacheable, true, first, last, None);
     let parts: Vec<&dyn Aml> = vec![&buses, &ports, &ports_below, &ports_above, &window];
     let resources = Name::new(Path::new("_CRS"), &ResourceTemplate::new(parts));
     let numbers = 1..=u8::try_from(DEVICES_MAX).unwrap_or(31);

@@ -4,7 +4,7 @@ fn config(cpus: u32) -> AcpiConfig {
     AcpiConfig {
         apic_ids: (0..cpus).collect(),
         io_apic_id: 0,
-        pci: false,
+        pci: PciTables::Absent,
     }
 }
 
@@ -119,7 +119,7 @@ fn madt_lists_processors_io_apic_and_overrides() {
     let built = build(&AcpiConfig {
         apic_ids: vec![0, 2],
         io_apic_id: 3,
-        pci: false,
+        pci: PciTables::Absent,
     })
     .unwrap();
     let expected: [(u8, &[u8]); 6] = [
@@ -140,7 +140,7 @@ fn madt_uses_x2apic_entries_from_id_255() {
     let built = build(&AcpiConfig {
         apic_ids: vec![0, 254, 255],
         io_apic_id: 0,
-        pci: false,
+        pci: PciTables::Absent,
     })
     .unwrap();
     let entries = madt_entries(&built);
@@ -171,7 +171,7 @@ fn dsdt_has_soft_off_and_one_device_per_processor() {
 #[test]
 fn pci_bus_has_a_window_routes_and_ecam() {
     let built = build(&AcpiConfig {
-        pci: true,
+        pci: PciTables::Ecam,
         ..config(1)
     })
     .unwrap();
@@ -212,7 +212,7 @@ fn build_rejects_invalid_processor_counts() {
 fn dump_writes_each_table_to_a_file() {
     let dir = std::path::PathBuf::from(std::env::var("ACPI_DUMP").expect("ACPI_DUMP is set"));
     let config = AcpiConfig {
-        pci: true,
+        pci: PciTables::Ecam,
         ..config(2)
     };
     for (_, table) in &build(&config).unwrap().tables {

@@ -66,16 +66,16 @@ impl PciConfig {
         }
     }
 
-    /// The bus, and the slot and register that an access to CONFIG_DATA reaches.
+    /// The bus, and the device, function and register that an access to CONFIG_DATA reaches.
     fn target(&self, offset: u64) -> Option<(&SharedRoot, u8, usize)> {
         let address = self.state.address;
         let byte = offset.checked_sub(DATA_OFFSET)?;
         let [_, device_function, bus, _] = address.to_le_bytes();
-        if address & ENABLE == 0 || bus != 0 || device_function & 7 != 0 {
+        if address & ENABLE == 0 || bus != 0 {
             return None;
         }
         let register = usize::try_from(u64::from(address & 0xfc) + byte).ok()?;
-        Some((self.root.as_ref()?, device_function >> 3, register))
+        Some((self.root.as_ref()?, device_function, register))
     }
 
     /// The registers.
@@ -104,7 +104,9 @@ impl Device for PciConfig {
             (ADDRESS_OFFSET, 4) => data.copy_from_slice(&self.state.address.to_le_bytes()),
             (RESET_OFFSET, 1) => data.fill(self.state.reset_control),
             _ => match self.target(offset) {
-                Some((root, slot, register)) => lock(root).config_read(slot, register, data),
+                Some((root, function, register)) => {
+                    lock(root).config_read(function, register, data);
+                }
                 None => data.fill(0xff),
             },
         }
@@ -117,8 +119,8 @@ impl Device for PciConfig {
             }
             (RESET_OFFSET, &[value]) => self.write_reset_control(value),
             _ => {
-                if let Some((root, slot, register)) = self.target(offset) {
-                    lock(root).config_write(slot, register, data);
+                if let Some((root, function, register)) = self.target(offset) {
+                    lock(root).config_write(function, register, data);
                 }
             }
         }

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use super::chipset::{self, Chipset, FIRST_DEVICE_SLOT};
 use super::intx::IntxLines;
 use super::{ConfigSpace, DEVICES_MAX, ECAM_LEN, MsiSender, PciIdentity, WINDOW_BASE};
 use crate::bus::{Device, lock};
@@ -20,13 +21,40 @@ const HOST_BRIDGE: PciIdentity = PciIdentity {
     subsystem: 0x1100,
 };
 
+/// The host bridge, and what comes with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bridge {
+    /// A generic bridge, for kernels that a loader enters.
+    Generic,
+    /// A PC's chipset, which firmware knows.
+    Pc,
+}
+
+impl Bridge {
+    /// The slot of the first device.
+    pub const fn first_slot(self) -> u8 {
+        match self {
+            Self::Generic => 1,
+            Self::Pc => FIRST_DEVICE_SLOT,
+        }
+    }
+
+    /// The number of devices that the bus takes.
+    pub const fn devices_max(self) -> usize {
+        DEVICES_MAX + 1 - self.first_slot() as usize
+    }
+}
+
 /// The state of all functions of bus 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct PciRootState {
     /// The configuration space of the host bridge.
     pub host_bridge: Vec<u8>,
-    /// The functions by slot, from slot 1 on.
+    /// The configuration spaces of a PC's chipset; empty without one.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub chipset: Vec<Vec<u8>>,
+    /// The functions of devices by slot, from the first device's slot on.
     pub functions: Vec<VirtioFunctionState>,
 }
 
@@ -34,6 +62,9 @@ pub struct PciRootState {
 #[derive(Debug)]
 pub struct PciRoot {
     host_bridge: ConfigSpace,
+    /// The functions of slot 1 that come with a PC's host bridge.
+    chipset: Option<Chipset>,
+    first_slot: u8,
     functions: Vec<VirtioFunction>,
     lines: IntxLines,
 }
@@ -42,55 +73,86 @@ pub struct PciRoot {
 pub type SharedRoot = Arc<Mutex<PciRoot>>;
 
 impl PciRoot {
-    /// A bus with `devices` in slots from 1 on; those beyond [`DEVICES_MAX`] are left out.
+    /// A bus with `devices` in the slots after the bridge's; those beyond [`Bridge::devices_max`] are
+    /// left out.
     pub fn new(
+        bridge: Bridge,
         devices: Vec<Box<dyn VirtioDevice>>,
         memory: &DmaMemory,
         sender: &MsiSender,
         lines: IntxLines,
     ) -> Self {
         debug_assert!(
-            devices.len() <= DEVICES_MAX,
+            devices.len() <= bridge.devices_max(),
             "the caller checks the number of devices"
         );
-        let numbers = 1_u8..;
+        let numbers = bridge.first_slot()..;
         let functions = numbers
             .zip(devices)
-            .take(DEVICES_MAX)
+            .take(bridge.devices_max())
             .map(|(slot, device)| {
                 let bars = (WINDOW_BASE & 0xffff_ffff) as u32 + u32::from(slot) * BAR_SPACE;
                 VirtioFunction::new(slot, bars, device, memory.clone(), sender.clone())
             });
+        let (host_bridge, chipset) = match bridge {
+            Bridge::Generic => (ConfigSpace::new(HOST_BRIDGE), None),
+            Bridge::Pc => (chipset::host_bridge(), Some(Chipset::new())),
+        };
         Self {
-            host_bridge: ConfigSpace::new(HOST_BRIDGE),
+            host_bridge,
+            chipset,
+            first_slot: bridge.first_slot(),
             functions: functions.collect(),
             lines,
         }
     }
 
     fn function(&mut self, slot: u8) -> Option<&mut VirtioFunction> {
-        let index = usize::from(slot).checked_sub(1)?;
-        self.functions.get_mut(index)
+        let index = slot.checked_sub(self.first_slot)?;
+        self.functions.get_mut(usize::from(index))
     }
 
-    /// Reads `data.len()` bytes of the configuration space of function 0 of a slot.
-    pub fn config_read(&mut self, slot: u8, offset: usize, data: &mut [u8]) {
-        match self.function(slot) {
-            Some(function) => function.config_read(offset, data),
-            None if slot == 0 => self.host_bridge.read(offset, data),
-            None => data.fill(0xff),
+    /// The slot of the device with this index.
+    pub fn slot_of(&self, device: usize) -> Option<u8> {
+        self.functions.get(device).map(VirtioFunction::slot)
+    }
+
+    /// The configuration space of the host bridge or of a function of the chipset.
+    fn bridge_function(&mut self, slot: u8, function: u8) -> Option<&mut ConfigSpace> {
+        match (slot, function) {
+            (0, 0) => Some(&mut self.host_bridge),
+            (1, _) => self.chipset.as_mut()?.function(function),
+            _ => None,
         }
     }
 
-    /// Writes to the configuration space of function 0 of a slot.
-    pub fn config_write(&mut self, slot: u8, offset: usize, data: &[u8]) {
+    /// Reads `data.len()` bytes of the configuration space of a function.
+    ///
+    /// `device_function` has the slot in its bits 7:3 and the function in its bits 2:0.
+    pub fn config_read(&mut self, device_function: u8, offset: usize, data: &mut [u8]) {
+        let (slot, number) = (device_function >> 3, device_function & 7);
+        if let Some(space) = self.bridge_function(slot, number) {
+            space.read(offset, data);
+            return;
+        }
         match self.function(slot) {
-            Some(function) => {
-                function.config_write(offset, data);
-                self.update_line(slot);
-            }
-            None if slot == 0 => self.host_bridge.write(offset, data),
-            None => {}
+            Some(function) if number == 0 => function.config_read(offset, data),
+            _ => data.fill(0xff),
+        }
+    }
+
+    /// Writes to the configuration space of a function, as [`PciRoot::config_read`] names it.
+    pub fn config_write(&mut self, device_function: u8, offset: usize, data: &[u8]) {
+        let (slot, number) = (device_function >> 3, device_function & 7);
+        if let Some(space) = self.bridge_function(slot, number) {
+            space.write(offset, data);
+            return;
+        }
+        if let Some(function) = self.function(slot)
+            && number == 0
+        {
+            function.config_write(offset, data);
+            self.update_line(slot);
         }
     }
 
@@ -129,6 +191,7 @@ impl PciRoot {
     pub fn save(&self) -> PciRootState {
         PciRootState {
             host_bridge: self.host_bridge.save(),
+            chipset: self.chipset.as_ref().map_or_else(Vec::new, Chipset::save),
             functions: self.functions.iter().map(VirtioFunction::save).collect(),
         }
     }
@@ -139,14 +202,19 @@ impl PciRoot {
     /// The state is of a machine with other devices, or invalid. Functions before the one that is
     /// invalid have changed.
     pub fn restore(&mut self, state: &PciRootState) -> Result<(), VirtioStateError> {
-        if state.functions.len() != self.functions.len() {
+        let chipset_saved = !state.chipset.is_empty();
+        if state.functions.len() != self.functions.len() || chipset_saved != self.chipset.is_some()
+        {
             return Err(VirtioStateError::OtherDevices);
         }
         for (own, saved) in self.functions.iter_mut().zip(&state.functions) {
             own.restore(saved)?;
         }
         self.host_bridge.restore(&state.host_bridge);
-        for slot in (1..).take(self.functions.len()) {
+        if let Some(chipset) = &mut self.chipset {
+            chipset.restore(&state.chipset);
+        }
+        for slot in (self.first_slot..).take(self.functions.len()) {
             self.update_line(slot);
         }
         Ok(())
@@ -157,41 +225,45 @@ impl PciRoot {
 #[derive(Clone, Debug)]
 pub struct Ecam(pub SharedRoot);
 
-/// The slot and register of an offset; `None` for functions that do not exist.
+/// The device and function, and the register, of an offset; `None` outside of the space.
 fn ecam_address(offset: u64) -> Option<(u8, usize)> {
-    let [function, ..] = (offset >> 12 & 7).to_le_bytes();
-    let [slot, ..] = (offset >> 15 & 0x1f).to_le_bytes();
+    let [device_function, ..] = (offset >> 12).to_le_bytes();
     let register = usize::try_from(offset & 0xfff).ok()?;
-    (offset < ECAM_LEN && function == 0).then_some((slot, register))
+    (offset < ECAM_LEN).then_some((device_function, register))
 }
 
 impl Device for Ecam {
     fn read(&mut self, offset: u64, data: &mut [u8]) {
         match ecam_address(offset) {
-            Some((slot, register)) if data.len() <= 4 => {
-                lock(&self.0).config_read(slot, register, data);
+            Some((function, register)) if data.len() <= 4 => {
+                lock(&self.0).config_read(function, register, data);
             }
             _ => data.fill(0xff),
         }
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) {
-        if let Some((slot, register)) = ecam_address(offset)
+        if let Some((function, register)) = ecam_address(offset)
             && data.len() <= 4
         {
-            lock(&self.0).config_write(slot, register, data);
+            lock(&self.0).config_write(function, register, data);
         }
     }
 }
 
-/// The addresses in which BARs lie; offsets count from [`WINDOW_BASE`].
+/// Addresses in which BARs lie.
 #[derive(Clone, Debug)]
-pub struct PciWindow(pub SharedRoot);
+pub struct PciWindow {
+    /// The bus.
+    pub root: SharedRoot,
+    /// The guest-physical address from which offsets count.
+    pub base: u64,
+}
 
 impl Device for PciWindow {
     fn read(&mut self, offset: u64, data: &mut [u8]) {
-        let mut root = lock(&self.0);
-        let address = WINDOW_BASE + offset;
+        let mut root = lock(&self.root);
+        let address = self.base + offset;
         let Some((slot, bar, offset)) = root.decode(address, data.len()) else {
             data.fill(0xff);
             return;
@@ -204,8 +276,8 @@ impl Device for PciWindow {
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) {
-        let mut root = lock(&self.0);
-        let address = WINDOW_BASE + offset;
+        let mut root = lock(&self.root);
+        let address = self.base + offset;
         if let Some((slot, bar, offset)) = root.decode(address, data.len()) {
             if let Some(function) = root.function(slot) {
                 function.bar_write(bar, offset, data);

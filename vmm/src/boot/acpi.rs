@@ -1,6 +1,6 @@
 //! Writes the ACPI tables to guest memory.
 
-use hindsight_devices::acpi::{self, AcpiConfig, AcpiError};
+use hindsight_devices::acpi::{self, AcpiConfig, AcpiError, PciTables};
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
@@ -36,7 +36,11 @@ pub fn write_tables(
     let acpi = acpi::build(&AcpiConfig {
         apic_ids,
         io_apic_id,
-        pci,
+        pci: if pci {
+            PciTables::Ecam
+        } else {
+            PciTables::Absent
+        },
     })?;
     let mut end = acpi.rsdp;
     for (address, bytes) in &acpi.tables {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::boot::request::Protocol;
 use crate::memory::ByteSize;
-use crate::memory::layout::{EXTENDED_START, PCI_HOLE_START};
+use crate::memory::layout::{EXTENDED_START, FIRMWARE_MAX, FIRMWARE_MIN, PCI_HOLE_START};
 
 /// Why an image cannot be booted, in one sentence for the user.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +29,13 @@ pub enum BootError {
         option: &'static str,
         hint: &'static str,
     },
+    #[error(
+        "the firmware image has {size:#x} bytes: it must be whole 4-KiB pages, {} to {}; \
+         to boot a kernel, give it as <IMAGE> without --firmware",
+        ByteSize(FIRMWARE_MIN),
+        ByteSize(FIRMWARE_MAX)
+    )]
+    FirmwareSize { size: usize },
     #[error("{name} is empty")]
     EmptyPart { name: String },
     #[error("{name} contains a NUL byte at offset {at:#x}, which would end it")]

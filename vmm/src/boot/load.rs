@@ -6,7 +6,7 @@ use vm_memory::GuestMemoryMmap;
 use crate::boot::elf_file::{self, Elf};
 use crate::boot::placement::{PlacedPart, Placement};
 use crate::boot::request::{EntryMode, LoadRequest, Protocol};
-use crate::boot::{BootError, bios, elf, flat, linux, multiboot, pvh};
+use crate::boot::{BootError, bios, elf, firmware, flat, linux, multiboot, pvh};
 use crate::memory::layout::Layout;
 
 /// An image in guest memory, ready to run.
@@ -64,6 +64,13 @@ pub fn load(
         Protocol::Elf => elf::load(&mut placement, layout, request)?,
         Protocol::Multiboot => multiboot::load(&mut placement, layout, request)?,
         Protocol::Linux => linux::load(&mut placement, layout, request)?,
+        Protocol::Firmware => {
+            return Ok(LoadedImage {
+                protocol,
+                state: CpuState::reset(),
+                placed: firmware::write(memory, request.image)?,
+            });
+        }
     };
     let mode = request.mode.unwrap_or(EntryMode::Real);
     if protocol != Protocol::Flat || mode == EntryMode::Real {

@@ -9,7 +9,8 @@
 //! - `entry`: the vCPU's state at the entry, the descriptor table and the page tables;
 //! - `bios`: the structures that a BIOS would leave in low memory;
 //! - one module for each protocol: `flat`, `elf`, `pvh`, `multiboot`, `linux`. `elf_file` reads ELF
-//!   headers, and `start_info` is the structure that ELF and PVH share.
+//!   headers, and `start_info` is the structure that ELF and PVH share;
+//! - `firmware`: an image that is entered at the reset vector instead of a kernel.
 //!
 //! Images are untrusted: sizes, addresses and offsets are checked before use, and a refused image
 //! leaves guest memory unchanged. Loaders use only RAM below the PCI hole, and require guest memory
@@ -22,6 +23,7 @@ mod elf;
 mod elf_file;
 mod entry;
 mod error;
+mod firmware;
 mod flat;
 mod linux;
 mod load;
@@ -35,6 +37,7 @@ mod start_info;
 mod tests;
 
 pub use error::{BootError, MemoryHint};
+pub use firmware::check as check_firmware;
 pub use load::{LoadedImage, detect, load};
 pub use placement::PlacedPart;
 pub use request::{BootModule, EntryMode, LoadRequest, Protocol};

@@ -2,12 +2,10 @@
 
 use std::fmt;
 
-use clap::ValueEnum;
-
 use crate::boot::BootError;
 
 /// The boot protocol: how an image is loaded and entered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// A flat image, loaded unchanged at a given address.
     Flat,
@@ -19,6 +17,8 @@ pub enum Protocol {
     Multiboot,
     /// Linux bzImage: 64-bit entry, or 32-bit entry if it has no 64-bit one.
     Linux,
+    /// Firmware in a flash chip that ends at 4 GiB, entered at the reset vector.
+    Firmware,
 }
 
 impl fmt::Display for Protocol {
@@ -29,12 +29,13 @@ impl fmt::Display for Protocol {
             Self::Elf => "elf",
             Self::Multiboot => "multiboot",
             Self::Linux => "linux",
+            Self::Firmware => "firmware",
         })
     }
 }
 
 /// The processor mode in which a flat image is entered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryMode {
     /// 16-bit real mode, as a BIOS enters a boot sector.
     Real,

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use kvm_bindings::{KVM_CAP_SREGS2, kvm_enable_cap, kvm_userspace_memory_region};
+use kvm_bindings::{KVM_CAP_SREGS2, KVM_MEM_READONLY, kvm_enable_cap, kvm_userspace_memory_region};
 use kvm_ioctls::{Cap, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
@@ -13,11 +13,11 @@ use crate::kvm::{KvmDevice, KvmError, filter, ioctl};
 
 /// KVM_MSR_EXIT_REASON_INVAL, _UNKNOWN and _FILTER.
 const MSR_EXITS: u64 = 0b111;
-/// Three pages for the TSS that some Intel hosts need in real mode, above all memory and devices
-/// that the machines place below 4 GiB.
-pub(super) const TSS_ADDRESS: usize = 0xfffb_d000;
+/// Three pages for the TSS that some Intel hosts need in real mode, between the devices that the
+/// machines place below 4 GiB and the largest firmware.
+pub(super) const TSS_ADDRESS: usize = 0xfeff_d000;
 /// One page for the identity map that the same hosts need.
-pub(super) const IDENTITY_MAP_ADDRESS: u64 = 0xfffb_c000;
+pub(super) const IDENTITY_MAP_ADDRESS: u64 = 0xfeff_c000;
 
 /// A virtual machine. Its guest memory stays mapped as long as it exists.
 ///
@@ -37,6 +37,20 @@ impl KvmVm {
     ///
     /// KVM refuses a step.
     pub fn new(device: &KvmDevice, memory: &GuestMemoryMmap) -> Result<Arc<Self>, KvmError> {
+        Self::with_rom(device, memory, |_| false)
+    }
+
+    /// Like [`KvmVm::new`]. Regions whose first address satisfies `is_rom` are read-only: a guest's
+    /// write to them is an MMIO exit.
+    ///
+    /// # Errors
+    ///
+    /// KVM refuses a step.
+    pub fn with_rom(
+        device: &KvmDevice,
+        memory: &GuestMemoryMmap,
+        is_rom: impl Fn(u64) -> bool,
+    ) -> Result<Arc<Self>, KvmError> {
         let fd = device.kvm().create_vm().map_err(ioctl("KVM_CREATE_VM"))?;
         // Some Intel hosts need these before the first vCPU; other hosts lack the calls.
         let _ = fd.set_identity_map_address(IDENTITY_MAP_ADDRESS);
@@ -51,7 +65,11 @@ impl KvmVm {
             );
             let slot = kvm_userspace_memory_region {
                 slot,
-                flags: 0,
+                flags: if is_rom(region.start_addr().0) {
+                    KVM_MEM_READONLY
+                } else {
+                    0
+                },
                 guest_phys_addr: region.start_addr().0,
                 memory_size: region.len(),
                 userspace_addr: host_address as u64,

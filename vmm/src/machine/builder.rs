@@ -13,7 +13,7 @@ use hindsight_cpu::uarch::{CacheGeometry, CacheModel};
 use hindsight_devices::clock::Clock;
 use hindsight_devices::irq::lapic::LapicFeatures;
 use hindsight_devices::irq::{Interrupts, InterruptsConfig};
-use hindsight_devices::pci::DEVICES_MAX;
+use hindsight_devices::pci::Bridge;
 use hindsight_devices::rtc::RtcConfig;
 use hindsight_devices::virtio::VirtioDevice;
 use hindsight_devices::{NanoClock, Requests};
@@ -25,7 +25,7 @@ use crate::boot::{self, LoadRequest, LoadedImage, Protocol};
 use crate::kvm::vcpu::KvmVcpuFd;
 use crate::kvm::vm::KvmVm;
 use crate::kvm::{self, KvmError};
-use crate::memory::layout::Layout;
+use crate::memory::layout::{Layout, is_firmware};
 use crate::memory::{self, GuestRam};
 use crate::platform::{Buses, PciDevices, Sinks, Timekeeping, TimerBell, Wiring};
 use crate::vcpu::MachineVcpu;
@@ -102,12 +102,27 @@ impl PreparedMachine {
         if !(1..=CPUS_MAX).contains(&config.cpus) {
             return Err(MachineError::Cpus(config.cpus));
         }
-        if devices.len() > DEVICES_MAX {
-            return Err(MachineError::Devices(devices.len()));
+        let firmware = request.protocol == Some(Protocol::Firmware);
+        let max = if firmware {
+            Bridge::Pc
+        } else {
+            Bridge::Generic
+        }
+        .devices_max();
+        if devices.len() > max {
+            return Err(MachineError::Devices(devices.len(), max));
         }
         let layout = Layout::new(config.memory)?;
-        let memory = memory::allocate(&layout.ram(), config.huge_pages)?;
-        let layout = boot::acpi::write_tables(&memory, layout, config.cpus, !devices.is_empty())?;
+        let (layout, memory) = if firmware {
+            boot::check_firmware(request.image)?;
+            let layout = layout.with_firmware(request.image.len() as u64);
+            (layout, memory::allocate(&layout.ram(), config.huge_pages)?)
+        } else {
+            let memory = memory::allocate(&layout.ram(), config.huge_pages)?;
+            let pci = !devices.is_empty();
+            let layout = boot::acpi::write_tables(&memory, layout, config.cpus, pci)?;
+            (layout, memory)
+        };
         let loaded = boot::load(&memory, &layout, request)?;
         tracing::debug!(
             "image loaded by protocol {:?}, entered at {:#x}; memory {:#x} bytes",
@@ -260,7 +275,7 @@ impl KvmParts {
         memory: &GuestMemoryMmap,
         cpus: usize,
     ) -> Result<Self, KvmError> {
-        let vm = KvmVm::new(device, memory)?;
+        let vm = KvmVm::with_rom(device, memory, is_firmware)?;
         let vcpus = (0_u32..).take(cpus).map(|id| KvmVcpuFd::new(&vm, id));
         Ok(Self {
             vcpus: vcpus.collect::<Result<_, _>>()?,
@@ -350,10 +365,12 @@ impl BoardBuilder<'_> {
         };
         let nano_clock = clock.clone();
         let ram = GuestRam::new(memory);
-        let pci = if devices.is_empty() {
+        let pci = if self.layout.firmware().is_some() {
+            PciDevices::new(Bridge::Pc, devices, ram.for_devices()?)
+        } else if devices.is_empty() {
             PciDevices::default()
         } else {
-            PciDevices::new(devices, ram.for_devices()?)
+            PciDevices::new(Bridge::Generic, devices, ram.for_devices()?)
         };
         let buses = Buses::new(
             Wiring {
@@ -412,11 +429,16 @@ impl BoardBuilder<'_> {
 ///
 /// The boot protocol defines that of vCPU 0; the others wait for a start-up IPI.
 fn first_state(id: usize, loaded: &LoadedImage, cpuid: &CpuidTable) -> CpuState {
+    let signature = u64::from(cpuid.query(1, 0, 0, 0, 0)[0]);
     if id == 0 {
-        return loaded.state.clone();
+        let mut state = loaded.state.clone();
+        if loaded.protocol == Protocol::Firmware {
+            state.gpr[gpr::RDX] = signature;
+        }
+        return state;
     }
     let mut state = CpuState::reset();
-    state.gpr[gpr::RDX] = u64::from(cpuid.query(1, 0, 0, 0, 0)[0]);
+    state.gpr[gpr::RDX] = signature;
     state.activity = Activity::WaitForSipi;
     state
 }

@@ -4,7 +4,6 @@ use std::io;
 
 use hindsight_cpu::profile::ProfileError;
 use hindsight_devices::BusError;
-use hindsight_devices::pci::DEVICES_MAX;
 use thiserror::Error;
 
 use super::CPUS_MAX;
@@ -42,8 +41,8 @@ pub enum MachineError {
     #[error("a machine has 1 to {CPUS_MAX} processors, not {0}; change --cpus")]
     Cpus(usize),
     /// There are more devices than the PCI bus has slots.
-    #[error("a machine has up to {DEVICES_MAX} PCI devices, not {0}")]
-    Devices(usize),
+    #[error("a machine has up to {1} PCI devices, not {0}")]
+    Devices(usize, usize),
     /// A deterministic machine cannot run under KVM.
     #[error(
         "deterministic mode needs the interpreter, since KVM cannot count instructions; \

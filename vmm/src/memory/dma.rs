@@ -10,6 +10,7 @@ use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap};
 
 use super::RamError;
+use super::layout::is_firmware;
 
 /// Maps guest memory for the DMA of devices. `report` is called for each of their writes.
 ///
@@ -20,7 +21,11 @@ pub(super) fn device_memory(
     map: &GuestMemoryMmap,
     report: &Arc<WriteReport>,
 ) -> Result<DmaMemory, RamError> {
-    let regions = map.iter().map(|region| {
+    // Devices cannot write to the flash chip.
+    let ram = map
+        .iter()
+        .filter(|region| !is_firmware(region.start_addr().0));
+    let regions = ram.map(|region| {
         let base = region.start_addr();
         let failed = |reason: String| RamError::Map {
             address: base.0,

@@ -28,6 +28,10 @@ pub const CONVENTIONAL_END: u64 = 0x9_fc00;
 pub const EXTENDED_START: u64 = 0x10_0000;
 /// The area of the ACPI tables, in which the ACPI Specification allows the RSDP.
 pub const ACPI_AREA: Range<u64> = 0xe_0000..EXTENDED_START;
+/// The least firmware in bytes: 64 KiB, a real-mode segment.
+pub const FIRMWARE_MIN: u64 = 0x1_0000;
+/// The most firmware in bytes: 16 MiB, below which KVM has pages of its own.
+pub const FIRMWARE_MAX: u64 = 0x100_0000;
 /// The least RAM in bytes: 1 MiB.
 pub const MEMORY_MIN: u64 = EXTENDED_START;
 /// The most RAM in bytes: 32 TiB, which with the hole stays within 46 address bits.
@@ -88,6 +92,8 @@ pub struct MemoryMapEntry {
 pub struct Layout {
     memory: u64,
     acpi: Option<AcpiArea>,
+    /// Bytes of firmware, which ends at 4 GiB; 0 if there is none.
+    firmware: u64,
 }
 
 /// The arguments of [`Layout::with_acpi`].
@@ -114,7 +120,27 @@ impl Layout {
         if !memory.is_multiple_of(PAGE_SIZE) {
             return Err(LayoutError::NotPages(memory));
         }
-        Ok(Self { memory, acpi: None })
+        Ok(Self {
+            memory,
+            acpi: None,
+            firmware: 0,
+        })
+    }
+
+    /// Adds `size` bytes of firmware: whole pages, [`FIRMWARE_MIN`] to [`FIRMWARE_MAX`].
+    #[must_use]
+    pub fn with_firmware(mut self, size: u64) -> Self {
+        debug_assert!(
+            (FIRMWARE_MIN..=FIRMWARE_MAX).contains(&size),
+            "the loader checks the size of firmware"
+        );
+        self.firmware = size;
+        self
+    }
+
+    /// The read-only memory of the firmware, if there is one.
+    pub fn firmware(&self) -> Option<Range<u64>> {
+        (self.firmware != 0).then(|| PCI_HOLE_END - self.firmware..PCI_HOLE_END)
     }
 
     /// Adds the ACPI tables at `tables`, a part of [`ACPI_AREA`], with the RSDP at `rsdp`.
@@ -175,12 +201,25 @@ impl Layout {
         Some(PCI_HOLE_END..PCI_HOLE_END + size)
     }
 
-    /// The ranges of RAM: address and size in bytes, as `GuestMemoryMmap::from_ranges` takes them.
+    /// The ranges of RAM and of firmware: address and size in bytes, as
+    /// `GuestMemoryMmap::from_ranges` takes them.
     pub fn ram(&self) -> Vec<(GuestAddress, usize)> {
         std::iter::once(0..self.low_end())
+            .chain(self.firmware())
             .chain(self.high())
             .map(|range| (GuestAddress(range.start), to_usize(range.end - range.start)))
             .collect()
+    }
+
+    /// The memory map for firmware, which reserves what it uses itself.
+    pub fn firmware_map(&self) -> Vec<MemoryMapEntry> {
+        let ranges = std::iter::once(0..self.low_end()).chain(self.high());
+        let entry = |range: Range<u64>| MemoryMapEntry {
+            base: range.start,
+            size: range.end - range.start,
+            kind: MemoryKind::Ram,
+        };
+        ranges.map(entry).collect()
     }
 
     /// The memory map for the guest, ascending and without overlaps.
@@ -205,6 +244,11 @@ impl Layout {
         );
         map
     }
+}
+
+/// Whether memory at `address` is firmware: all other memory is outside of the hole.
+pub fn is_firmware(address: u64) -> bool {
+    (PCI_HOLE_START..PCI_HOLE_END).contains(&address)
 }
 
 /// Converts to `usize`, which has 64 bits on x86-64 hosts.
@@ -271,6 +315,19 @@ mod tests {
         for (memory, error) in cases {
             assert_eq!(Layout::new(memory), Err(error), "{memory:#x}");
         }
+    }
+
+    #[test]
+    fn firmware_is_memory_below_four_gib_that_no_map_lists() {
+        let layout = Layout::new(4 * GIB).unwrap().with_firmware(0x4_0000);
+        let starts: Vec<_> = layout.ram().iter().map(|range| range.0.0).collect();
+        assert_eq!(starts, [0, 0xfffc_0000, 0x1_0000_0000]);
+        let firmware: Vec<_> = starts.into_iter().filter(|&at| is_firmware(at)).collect();
+        assert_eq!(firmware, [0xfffc_0000]);
+        let map = layout.firmware_map();
+        assert_eq!(map.len(), 2);
+        assert_eq!((map[0].base, map[0].size), (0, 0xc000_0000));
+        assert_eq!((map[1].base, map[1].size), (0x1_0000_0000, GIB));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use hindsight_devices::virtio::DmaMemory;
 use hindsight_interp::{Memory, RegionSpec};
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
+use super::layout::is_firmware;
 use super::{RamError, dma};
 use crate::sync::lock;
 
@@ -77,10 +78,10 @@ pub fn interp_memory(memory: &GuestMemoryMmap) -> Result<Memory, RamError> {
             gpa: region.start_addr().0,
             len: region.len(),
             host: region.as_ptr(),
-            writable: true,
+            writable: !is_firmware(region.start_addr().0),
         })
         .collect();
-    // SAFETY: the regions are mapped readable and writable. The clone of `memory` that the result
+    // SAFETY: the regions are mapped readable and writable, firmware too. The clone of `memory` that the result
     // owns keeps them mapped, and vm-memory never makes Rust references into them.
     let view = unsafe { Memory::new(&regions, Box::new(memory.clone())) }?;
     Ok(view)

@@ -102,10 +102,13 @@ impl Buses {
         })
     }
 
-    /// Serves the queues of the PCI device in a slot, whose host side has something new.
-    pub fn serve_device(&self, slot: u8) {
+    /// Serves the queues of the PCI device with this index, whose host side has something new.
+    pub fn serve_device(&self, index: usize) {
         if let Some(root) = &self.devices.pci_root {
-            lock(root).serve(slot);
+            let mut root = lock(root);
+            if let Some(slot) = root.slot_of(index) {
+                root.serve(slot);
+            }
         }
     }
 

@@ -9,13 +9,15 @@ use hindsight_devices::acpi_pm::{AcpiPm, PM_PORT, PM_PORTS};
 use hindsight_devices::debug_exit::{DEBUG_EXIT_PORT, DEBUG_EXIT_PORTS, DebugExit};
 use hindsight_devices::debugcon::DebugCon;
 use hindsight_devices::fp_error::{FP_ERROR_LINE, FP_ERROR_PORT, FpError};
-use hindsight_devices::fw_cfg::{self, FW_CFG_PORT, FW_CFG_PORTS, FwCfg};
+use hindsight_devices::fw_cfg::{
+    FW_CFG_DMA_OFFSET, FW_CFG_DMA_PORT, FW_CFG_DMA_PORTS, FW_CFG_PORT, FW_CFG_PORTS, FwCfg,
+};
 use hindsight_devices::i8042::{I8042, I8042_COMMAND_OFFSET, I8042_COMMAND_PORT, I8042_DATA_PORT};
 use hindsight_devices::irq::{Interrupts, PORTS};
 use hindsight_devices::legacy::{CONTROL_A_PORT, ControlA, POST_CODE_PORT, PostCode};
 use hindsight_devices::pci::{
-    ECAM_BASE, ECAM_LEN, Ecam, PCI_PORT, PCI_PORTS, PciConfig, PciWindow, SharedRoot, WINDOW_BASE,
-    WINDOW_LEN,
+    ECAM_BASE, ECAM_LEN, Ecam, FIRMWARE_WINDOW_BASE, FIRMWARE_WINDOW_END, PCI_PORT, PCI_PORTS,
+    PciConfig, PciWindow, SharedRoot, WINDOW_BASE, WINDOW_LEN,
 };
 use hindsight_devices::serial::Serial;
 use hindsight_devices::test_device::{
@@ -28,6 +30,7 @@ use hindsight_devices::{
 };
 
 use super::bios_calls::BiosCalls;
+use super::firmware::{FIRMWARE_LOG_PORT, FirmwareLog, firmware_config};
 use super::pci::PciDevices;
 use crate::memory::layout::{BIOS_CALL_PORT, Layout};
 use crate::state::{DevicesError, DevicesState};
@@ -277,24 +280,29 @@ pub(super) fn build(
     ports.map(LINE_PORT, LINES, shared(lines))?;
     ports.map(FW_CFG_PORT, FW_CFG_PORTS, devices.fw_cfg.clone())?;
     ports.map(BIOS_CALL_PORT, 1, shared(BiosCalls::default()))?;
+    let firmware = wiring.layout.firmware().is_some();
+    if firmware {
+        let fw_cfg = devices.fw_cfg.clone();
+        ports.map_at(FW_CFG_DMA_PORT, FW_CFG_DMA_PORTS, FW_CFG_DMA_OFFSET, fw_cfg)?;
+        ports.map(FIRMWARE_LOG_PORT, 1, shared(FirmwareLog::default()))?;
+    }
 
     let mut mmio = MmioBus::new();
     mmio.map(IOAPIC_BASE, 0x1000, shared(IoapicPage(wiring.irq.clone())))?;
     let test_memory = devices.test_memory.clone();
     mmio.map(TEST_MEMORY_BASE, TEST_MEMORY_LEN, test_memory)?;
     if let Some(root) = &devices.pci_root {
-        mmio.map(ECAM_BASE, ECAM_LEN, shared(Ecam(root.clone())))?;
-        mmio.map(WINDOW_BASE, WINDOW_LEN, shared(PciWindow(root.clone())))?;
+        let window = |base| {
+            let root = root.clone();
+            shared(PciWindow { root, base })
+        };
+        if firmware {
+            let (base, end) = (FIRMWARE_WINDOW_BASE, FIRMWARE_WINDOW_END);
+            mmio.map(base, end - base, window(base))?;
+        } else {
+            mmio.map(ECAM_BASE, ECAM_LEN, shared(Ecam(root.clone())))?;
+            mmio.map(WINDOW_BASE, WINDOW_LEN, window(WINDOW_BASE))?;
+        }
     }
     Ok((ports, mmio, devices))
-}
-
-fn firmware_config(wiring: &Wiring<'_>) -> FwCfg {
-    let mut fw_cfg = FwCfg::new(wiring.cpus, wiring.layout.memory());
-    let map = wiring.layout.memory_map();
-    let e820 = fw_cfg::e820_file(map.iter().map(|e| (e.base, e.size, e.kind as u32)));
-    fw_cfg
-        .add_file("etc/e820", e820)
-        .expect("a good name, once, of a few hundred bytes");
-    fw_cfg
 }

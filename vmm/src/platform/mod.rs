@@ -5,6 +5,7 @@ mod bios_calls;
 pub mod btm;
 mod buses;
 mod devices;
+mod firmware;
 mod pci;
 mod timekeeping;
 

@@ -4,12 +4,13 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use hindsight_devices::irq::Interrupts;
-use hindsight_devices::pci::{IntxLines, MsiSender, PciRoot, SharedRoot};
+use hindsight_devices::pci::{Bridge, IntxLines, MsiSender, PciRoot, SharedRoot};
 use hindsight_devices::virtio::{DmaMemory, VirtioDevice};
 
 /// Devices for the PCI bus, and the memory that they access. Without devices there is no bus.
 #[derive(Default)]
 pub struct PciDevices {
+    bridge: Option<Bridge>,
     /// The devices, in the order of their slots.
     devices: Vec<Box<dyn VirtioDevice>>,
     /// Guest memory; present if there are devices.
@@ -24,22 +25,28 @@ impl fmt::Debug for PciDevices {
 }
 
 impl PciDevices {
-    /// Devices that access `memory`.
-    pub fn new(devices: Vec<Box<dyn VirtioDevice>>, memory: DmaMemory) -> Self {
+    /// Devices that access `memory`, behind a host bridge.
+    pub fn new(bridge: Bridge, devices: Vec<Box<dyn VirtioDevice>>, memory: DmaMemory) -> Self {
         Self {
+            bridge: Some(bridge),
             devices,
             memory: Some(memory),
         }
     }
 
+    /// Guest memory for devices; `None` if there is no bus.
+    pub(super) fn memory(&self) -> Option<&DmaMemory> {
+        self.memory.as_ref()
+    }
+
     /// Builds the bus with the devices, which this no longer has then.
     pub(super) fn take_root(&mut self, irq: &Arc<Interrupts>) -> Option<SharedRoot> {
-        let memory = self.memory.take()?;
+        let (bridge, memory) = (self.bridge?, self.memory.as_ref()?);
         let devices = std::mem::take(&mut self.devices);
         let (messages, lines) = (irq.clone(), irq.clone());
         let sender = MsiSender::new(move |address, data| messages.send_msi(address, data));
         let lines = IntxLines::new(move |gsi, level| lines.set_irq(gsi, level));
-        let root = PciRoot::new(devices, &memory, &sender, lines);
+        let root = PciRoot::new(bridge, devices, memory, &sender, lines);
         Some(Arc::new(Mutex::new(root)))
     }
 }

@@ -1,5 +1,7 @@
-//! `hindsight run` with an image of every boot protocol: the guest's state at its entry.
+//! `hindsight run` with an image of every boot protocol: the guest's state at its entry, and with firmware.
 
+#[cfg(test)]
+mod firmware;
 #[cfg(test)]
 mod guest;
 #[cfg(test)]

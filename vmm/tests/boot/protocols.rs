@@ -20,7 +20,7 @@ const PROTECTED: &str = "flags=00000002 cr0=00000011 cs=00000010 ds=00000018\n";
 const LONG: &str = "flags=00000002 cr0=80000011 cs=00000010 ds=00000018 efer=00000500\n";
 
 /// The engines that this host can run.
-fn engines() -> Vec<&'static str> {
+pub fn engines() -> Vec<&'static str> {
     let usable = kvm::open_device().is_ok_and(|kvm| kvm.create_vm().is_ok());
     if usable {
         return vec!["interp", "kvm"];

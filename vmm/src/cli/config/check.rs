@@ -3,7 +3,7 @@
 use hindsight_cpu::cpuid::CpuModel;
 use thiserror::Error;
 
-use super::choices::EngineArg;
+use super::choices::{EngineArg, ProtocolArg};
 use super::option_word::OptionWord;
 use super::options::RunConfig;
 use crate::virtio::net::NetSpec;
@@ -13,7 +13,8 @@ use crate::virtio::net::NetSpec;
 pub enum ConflictError {
     /// There is nothing to boot.
     #[error(
-        "no guest image: give <IMAGE>, or `image` in the [boot] table of the --config file; \
+        "no guest image: give <IMAGE> or --firmware, or `image` in the [boot] table of the --config \
+         file; \
          usage: hindsight run [OPTIONS] <IMAGE>"
     )]
     NoImage,
@@ -69,7 +70,7 @@ impl RunConfig {
         let foreign_cpu = cpu.is_some_and(|model| model != CpuModel::PortableV1);
         let switches = run.switch_every.is_some();
         let rows = [
-            (boot.image.is_none(), NoImage),
+            (boot.image.is_none() && boot.firmware.is_none(), NoImage),
             (
                 live && determinism.seed.is_some(),
                 Needs("--seed", "--deterministic"),
@@ -101,7 +102,34 @@ impl RunConfig {
             (deterministic && foreign_cpu, DeterministicCpu),
         ];
         let conflict = rows.into_iter().find(|&(conflicts, _)| conflicts);
-        conflict.map_or_else(|| self.check_devices(), |(_, error)| Err(error))
+        if let Some((_, error)) = conflict {
+            return Err(error);
+        }
+        self.check_firmware()?;
+        self.check_devices()
+    }
+
+    /// Checks that nothing is to be loaded besides firmware.
+    fn check_firmware(&self) -> Result<(), ConflictError> {
+        let boot = &self.boot;
+        if boot.firmware.is_none() {
+            return Ok(());
+        }
+        let rows = [
+            (boot.image.is_some(), "<IMAGE>"),
+            (boot.protocol != ProtocolArg::Auto, "--protocol"),
+            (boot.initrd.is_some(), "--initrd"),
+            (!boot.cmdline.is_empty(), "--cmdline"),
+            (!boot.module.is_empty(), "--module"),
+            (boot.load_address.is_some(), "--load-address"),
+            (boot.entry.is_some(), "--entry"),
+            (boot.mode.is_some(), "--mode"),
+            (self.machine.hugepages, "--hugepages"),
+        ];
+        let conflict = rows.into_iter().find(|&(given, _)| given);
+        conflict.map_or(Ok(()), |(_, option)| {
+            Err(ConflictError::Excludes("--firmware", option))
+        })
     }
 
     /// Checks that a deterministic run has devices that are the same in the next run.

@@ -69,6 +69,10 @@ pub struct BootOptions {
     /// Guest image to boot
     #[arg(value_name = "IMAGE", value_hint = ValueHint::FilePath)]
     pub image: Option<FilePath>,
+    /// Start in the firmware in FILE (such as SeaBIOS) at the reset vector, which boots from a --disk,
+    /// instead of an IMAGE
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub firmware: Option<FilePath>,
     /// Boot protocol; auto detects it from the image
     #[arg(long, value_enum)]
     pub protocol: ProtocolArg,

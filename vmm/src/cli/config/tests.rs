@@ -200,7 +200,8 @@ const FULL: [&[&str]; 2] = [
         "exit,io=t",
     ],
     &[
-        "image",
+        "--firmware",
+        "f",
         "--deterministic",
         "--seed",
         "0xffffffffffffffff",

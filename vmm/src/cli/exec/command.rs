@@ -326,11 +326,11 @@ pub fn run(args: &ExecArgs) -> anyhow::Result<ExitCode> {
     }
     confinement.confine_files(&config)?;
     let board = machine.board().clone();
-    // The console is the first device, in slot 1.
-    let slot = 1;
-    session.start(&board, slot, !args.deterministic)?;
+    // The console is the first device.
+    let console_index = 0;
+    session.start(&board, console_index, !args.deterministic)?;
     let signals = session.clone();
-    console::watch_signals(move |signal| signals.signal(signal, slot))
+    console::watch_signals(move |signal| signals.signal(signal, console_index))
         .context("signal handlers cannot be installed")?;
     let raw = terminal.then(enter_raw_mode).transpose()?;
     show_progress(&session, &kernel.image, decision.engine);

@@ -133,14 +133,19 @@ impl Session {
         String::from_utf8_lossy(&log).into_owned()
     }
 
-    /// Starts to pass standard input and the terminal's size to the console device in `slot`.
+    /// Starts to pass standard input and the terminal's size to the console, the device `index`.
     ///
     /// In a deterministic run `input` is false, and the command's standard input is empty.
     ///
     /// # Errors
     ///
     /// A thread or a signal handler cannot be made.
-    pub(super) fn start(&self, board: &Arc<Board>, slot: u8, input: bool) -> anyhow::Result<()> {
+    pub(super) fn start(
+        &self,
+        board: &Arc<Board>,
+        index: usize,
+        input: bool,
+    ) -> anyhow::Result<()> {
         let _ = self.board.set(board.clone());
         if !input {
             self.input.close();
@@ -148,7 +153,7 @@ impl Session {
         }
         let serve = {
             let board = board.clone();
-            move || board.buses.serve_device(slot)
+            move || board.buses.serve_device(index)
         };
         if self.terminal {
             self.follow_terminal_size(serve.clone())?;
@@ -185,10 +190,10 @@ impl Session {
     }
 
     /// Passes a signal to the command.
-    pub(super) fn signal(&self, signal: i32, slot: u8) {
+    pub(super) fn signal(&self, signal: i32, index: usize) {
         if let (Ok(signal), Some(board)) = (u8::try_from(signal), self.board.get()) {
             self.signals.push(&[signal]);
-            board.buses.serve_device(slot);
+            board.buses.serve_device(index);
         }
     }
 

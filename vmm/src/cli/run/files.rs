@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use crate::boot::{BootModule, LoadRequest};
+use crate::boot::{BootModule, LoadRequest, Protocol};
 use crate::cli::config::{BootOptions, ConflictError, OptionWord};
 use crate::cli::read::read_until;
 
@@ -38,8 +38,12 @@ impl<'a> BootFiles<'a> {
         deadline: Option<Instant>,
     ) -> anyhow::Result<Self> {
         let read = |role, path: &Path, limit| read_until(role, path, limit, deadline);
-        let image_path = options.image.as_deref().ok_or(ConflictError::NoImage)?;
-        let image = read("image", image_path, BOOT_FILE_MAX)?;
+        let (role, image_path) = match (&options.firmware, &options.image) {
+            (Some(firmware), _) => ("firmware", firmware),
+            (None, Some(image)) => ("image", image),
+            (None, None) => return Err(ConflictError::NoImage.into()),
+        };
+        let image = read(role, image_path, BOOT_FILE_MAX)?;
         let initrd = options.initrd.as_deref();
         let initrd = initrd.map(|path| read("initrd", path, BOOT_FILE_MAX));
         let modules = options.module.iter();
@@ -69,7 +73,10 @@ impl<'a> BootFiles<'a> {
         let modules = options.module.iter().zip(&self.modules);
         LoadRequest {
             image: &self.image,
-            protocol: options.protocol.protocol(),
+            protocol: match options.firmware {
+                Some(_) => Some(Protocol::Firmware),
+                None => options.protocol.protocol(),
+            },
             name: file_name(self.image_path),
             initrd_name: options.initrd.as_deref().map_or_else(Vec::new, file_name),
             initrd: self.initrd.as_deref(),

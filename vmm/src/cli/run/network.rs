@@ -16,14 +16,12 @@ use crate::virtio::net::NetLink;
 /// A thread cannot be started.
 pub(super) fn start(links: Vec<(usize, NetLink)>, board: &Arc<Board>) -> anyhow::Result<()> {
     for (index, link) in links {
-        // Slot 0 is the host bridge.
-        let slot = u8::try_from(index + 1).unwrap_or(u8::MAX);
         let board = board.clone();
         thread::Builder::new()
             .name("network".to_owned())
             .spawn(move || {
                 enter(ThreadKind::Network);
-                link.run(|| board.buses.serve_device(slot));
+                link.run(|| board.buses.serve_device(index));
             })
             .context("the thread of the network cannot be started")?;
     }

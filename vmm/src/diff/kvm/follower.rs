@@ -17,6 +17,7 @@ use crate::kvm::kick_timer::KickTimer;
 use crate::kvm::vcpu::{GuestDebug, KvmVcpuFd};
 use crate::kvm::vm::KvmVm;
 use crate::memory;
+use crate::memory::layout::is_firmware;
 use crate::probe;
 use crate::probe::ProbeVerdict;
 use crate::state::{PAGE, Pages};
@@ -65,7 +66,7 @@ impl Follower {
             ranges.push((region.start_addr(), len));
         }
         let memory = memory::allocate(&ranges, false)?;
-        let vm: Arc<KvmVm> = KvmVm::new(&kvm, &memory)?;
+        let vm: Arc<KvmVm> = KvmVm::with_rom(&kvm, &memory, is_firmware)?;
         let vcpu = KvmVcpuFd::new(&vm, 0)?;
         vcpu.set_cpuid(0, &board.package.cpuid)?;
         Ok(Self {

@@ -1,17 +1,27 @@
-//! QEMU's firmware configuration device, with its port interface and without DMA.
+//! QEMU's firmware configuration device, with its port interface and, for firmware, DMA.
 //!
 //! Follows QEMU's "QEMU Firmware Configuration (fw_cfg) Device". A guest selects an item by its key
-//! and reads it byte by byte; named files get their keys from a directory. Numbers are little
-//! endian, but those in the directory are big endian.
+//! and reads it byte by byte, or by DMA; named files get their keys from a directory. Numbers are
+//! little endian, but those in the directory and of DMA are big endian.
+
+mod dma;
 
 use thiserror::Error;
 
 use crate::bus::Device;
+use crate::virtio::DmaMemory;
+use dma::{DMA_SIGNATURE, DmaRequest};
 
 /// First port, the selector; the data port is the next.
 pub const FW_CFG_PORT: u16 = 0x510;
-/// Number of ports.
+/// Number of ports of the selector and the data port.
 pub const FW_CFG_PORTS: u16 = 2;
+/// First port of the DMA address register; map it with first offset [`FW_CFG_DMA_OFFSET`].
+pub const FW_CFG_DMA_PORT: u16 = 0x514;
+/// Offset of the DMA address register, as the device receives it.
+pub const FW_CFG_DMA_OFFSET: u16 = 4;
+/// Number of ports of the DMA address register.
+pub const FW_CFG_DMA_PORTS: u16 = 8;
 /// The largest number of files in the directory.
 pub const FILES_MAX: usize = 256;
 
@@ -24,8 +34,10 @@ const KEY_FILE_DIRECTORY: u16 = 0x19;
 const KEY_FIRST_FILE: u16 = 0x20;
 /// Bit 14 of a key selected writing in old versions; it is ignored.
 const KEY_WRITE: u16 = 1 << 14;
-/// Interface revision: the port interface; bit 1, DMA, is clear.
+/// Interface revision: the port interface.
 const ID: u32 = 1 << 0;
+/// Interface revision: the port interface and DMA.
+const ID_DMA: u32 = ID | 1 << 1;
 /// Bytes of a name in the directory, with the terminating zero.
 const NAME_SIZE: usize = 56;
 
@@ -55,6 +67,9 @@ pub struct FwCfgState {
     pub key: u16,
     /// Offset of the next byte; at and past the end of the item, zeros are read.
     pub offset: u32,
+    /// The upper half of the DMA address; a write of the lower half starts DMA.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub dma_address_high: u32,
 }
 
 /// The firmware configuration device with its items.
@@ -65,6 +80,8 @@ pub struct FwCfg {
     directory: Vec<u8>,
     /// Files in the order of their names; a file's index gives its key.
     files: Vec<(String, Vec<u8>)>,
+    /// Guest memory, if there is DMA.
+    memory: Option<DmaMemory>,
     state: FwCfgState,
 }
 
@@ -76,10 +93,18 @@ impl FwCfg {
             ram_size: ram_size.to_le_bytes(),
             directory: Vec::new(),
             files: Vec::new(),
+            memory: None,
             state: FwCfgState::default(),
         };
         device.build_directory();
         device
+    }
+
+    /// Adds DMA to and from `memory`.
+    #[must_use]
+    pub fn with_dma(mut self, memory: DmaMemory) -> Self {
+        self.memory = Some(memory);
+        self
     }
 
     /// Adds a file. Keys of other files may change: add all files before the guest runs.
@@ -138,6 +163,7 @@ impl FwCfg {
     fn item(&self) -> &[u8] {
         match self.state.key & !KEY_WRITE {
             KEY_SIGNATURE => b"QEMU",
+            KEY_ID if self.memory.is_some() => &const { ID_DMA.to_le_bytes() },
             KEY_ID => &const { ID.to_le_bytes() },
             KEY_RAM_SIZE => &self.ram_size,
             KEY_NB_CPUS | KEY_MAX_CPUS => &self.cpus,
@@ -150,28 +176,71 @@ impl FwCfg {
         }
     }
 
-    fn next_byte(&mut self) -> u8 {
+    fn select(&mut self, key: u16) {
+        self.state.key = key;
+        self.state.offset = 0;
+    }
+
+    /// The bytes of the item from the offset on.
+    fn rest(&self) -> &[u8] {
         let offset = usize::try_from(self.state.offset).unwrap_or(usize::MAX);
-        let byte = self.item().get(offset).copied().unwrap_or(0);
-        self.state.offset = self.state.offset.saturating_add(1);
+        self.item().get(offset..).unwrap_or(&[])
+    }
+
+    fn skip(&mut self, len: u32) {
+        self.state.offset = self.state.offset.saturating_add(len);
+    }
+
+    fn next_byte(&mut self) -> u8 {
+        let byte = self.rest().first().copied().unwrap_or(0);
+        self.skip(1);
         byte
+    }
+
+    /// Writes half of the DMA address; the lower half starts the request at the address.
+    fn write_dma_address(&mut self, offset: u64, half: u32) {
+        let Some(memory) = self.memory.clone() else {
+            return;
+        };
+        if offset == u64::from(FW_CFG_DMA_OFFSET) {
+            self.state.dma_address_high = half;
+            return;
+        }
+        let address = u64::from(self.state.dma_address_high) << 32 | u64::from(half);
+        self.state.dma_address_high = 0;
+        let Some(request) = DmaRequest::read(&memory, address) else {
+            tracing::debug!("fw_cfg: the DMA request at {address:#x} is not in memory");
+            return;
+        };
+        let done = request.run(&memory, self);
+        request.complete(&memory, done);
     }
 }
 
 impl Device for FwCfg {
-    fn read(&mut self, _offset: u64, data: &mut [u8]) {
+    fn read(&mut self, offset: u64, data: &mut [u8]) {
+        if let Some(at) = offset.checked_sub(FW_CFG_DMA_OFFSET.into()) {
+            for (byte, at) in data.iter_mut().zip(at..) {
+                let signature = usize::try_from(at)
+                    .ok()
+                    .and_then(|at| DMA_SIGNATURE.get(at));
+                *byte = signature.copied().unwrap_or(0);
+            }
+            return;
+        }
         for byte in data {
             *byte = self.next_byte();
         }
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) {
-        // Only a word write selects; bytes written to the data port are ignored.
-        if let (0, &[low, high]) = (offset, data) {
-            self.state = FwCfgState {
-                key: u16::from_le_bytes([low, high]),
-                offset: 0,
-            };
+        match (offset, data) {
+            // Only a word write selects; bytes written to the data port are ignored.
+            (0, &[low, high]) => self.select(u16::from_le_bytes([low, high])),
+            (4 | 8, &[a, b, c, d]) => {
+                self.write_dma_address(offset, u32::from_be_bytes([a, b, c, d]));
+            }
+            _ => {}
         }
     }
 }
@@ -279,6 +348,7 @@ mod tests {
         other.restore(&FwCfgState {
             key: 0,
             offset: u32::MAX,
+            ..FwCfgState::default()
         });
         other.read(1, &mut bytes);
         assert_eq!(bytes, [0, 0]);

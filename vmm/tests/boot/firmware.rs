@@ -1,0 +1,211 @@
+//! `hindsight run --firmware`: a firmware of a few instructions, and SeaBIOS where it is installed.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use iced_x86::code_asm::*;
+
+use super::guest::{Code, assemble, print};
+use super::protocols::engines;
+
+const SEABIOS: &str = "/usr/share/seabios/bios-256k.bin";
+/// The smallest firmware.
+const SIZE: usize = 0x1_0000;
+/// Where the disk's boot sector runs.
+const BOOT_SECTOR: u64 = 0x7c00;
+const SECTOR: usize = 512;
+
+fn run(folder: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_hindsight"))
+        .args(["run", "--timeout", "60"])
+        .args(arguments)
+        .current_dir(folder)
+        .env_remove("RUST_BACKTRACE")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+/// Writes firmware whose code is at 0xf0000, with a jump to it at the reset vector.
+fn write_firmware(path: &Path, code: impl FnOnce(&mut CodeAssembler) -> Code) {
+    let mut image = assemble(16, 0, code);
+    image.resize(SIZE, 0);
+    let jump = assemble(16, 0xfff0, |a| {
+        a.xor(ax, ax)?;
+        a.jmp(ax)
+    });
+    image[0xfff0..0xfff0 + jump.len()].copy_from_slice(&jump);
+    fs::write(path, image).unwrap();
+}
+
+/// Powers off by PM1_CNT.
+fn power_off(a: &mut CodeAssembler) -> Code {
+    a.mov(dx, 0x604)?;
+    a.mov(ax, 0x3400)?;
+    a.out(dx, ax)
+}
+
+/// Writes EAX to port 0xcf8 and prints the low byte of port 0xcfc.
+fn print_config(a: &mut CodeAssembler, address: u32) -> Code {
+    a.mov(eax, address)?;
+    a.mov(dx, 0xcf8)?;
+    a.out(dx, eax)?;
+    a.mov(dx, 0xcfc)?;
+    a.in_(al, dx)?;
+    a.mov(dx, 0x3f8)?;
+    a.out(dx, al)
+}
+
+/// Prints a byte of the item of fw_cfg that is selected.
+fn print_item_byte(a: &mut CodeAssembler) -> Code {
+    a.mov(dx, 0x511)?;
+    a.in_(al, dx)?;
+    a.mov(dx, 0x3f8)?;
+    a.out(dx, al)
+}
+
+#[test]
+fn firmware_starts_at_the_reset_vector_and_finds_its_devices() {
+    let folder = tempfile::tempdir().unwrap();
+    write_firmware(&folder.path().join("fw"), |a| {
+        // A write to the flash chip has no effect: CS is still at 4 GiB.
+        a.mov(byte_ptr(0x10).cs(), 7)?;
+        print(a, "starts ")?;
+        // fw_cfg: the signature.
+        a.mov(dx, 0x510)?;
+        a.xor(ax, ax)?;
+        a.out(dx, ax)?;
+        print_item_byte(a)?;
+        print_item_byte(a)?;
+        // The host bridge, and the power management function.
+        print_config(a, 0x8000_0000)?;
+        print_config(a, 0x8000_0b02)?;
+        power_off(a)
+    });
+    for engine in engines() {
+        let output = run(folder.path(), &["--firmware", "fw", "--engine", engine]);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{engine}: {stderr}");
+        assert_eq!(output.stdout, b"starts QE\x86\x86", "{engine}: {stderr}");
+    }
+}
+
+#[test]
+fn firmware_that_cannot_be_used_is_refused_with_the_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let sizes: [(&str, u64); 4] = [
+        ("empty", 0),
+        ("small", 0xf000),
+        ("odd", 0x1_0001),
+        ("large", 0x100_1000),
+    ];
+    for (name, size) in sizes {
+        let file = fs::File::create(folder.path().join(name)).unwrap();
+        file.set_len(size).unwrap();
+        let output = run(folder.path(), &["--firmware", name]);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{name}: {stderr}");
+        assert!(stderr.contains("whole 4-KiB pages"), "{name}: {stderr}");
+    }
+    write_firmware(&folder.path().join("fw"), |a| a.hlt());
+    let rows: [(&[&str], &str); 4] = [
+        (
+            &["--firmware", "absent"],
+            "firmware absent cannot be opened",
+        ),
+        (
+            &["--firmware", "fw", "kernel"],
+            "--firmware and <IMAGE> exclude each other",
+        ),
+        (
+            &["--firmware", "fw", "--initrd", "i"],
+            "--firmware and --initrd exclude",
+        ),
+        (
+            &["--firmware", "fw", "--hugepages"],
+            "--firmware and --hugepages exclude",
+        ),
+    ];
+    for (arguments, text) in rows {
+        let output = run(folder.path(), arguments);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {stderr}");
+        assert!(stderr.contains(text), "{arguments:?}: {stderr}");
+    }
+}
+
+/// A disk whose boot sector prints by INT 10h, reads the next sector by INT 13h, and prints that to
+/// COM1.
+fn boot_disk() -> Vec<u8> {
+    let sector = assemble(16, BOOT_SECTOR, |a| {
+        a.xor(ax, ax)?;
+        a.mov(ds, ax)?;
+        a.mov(es, ax)?;
+        // SeaBIOS holds the last character back.
+        for byte in *b"INT 10h..." {
+            a.mov(ax, 0x0e00 | u32::from(byte))?;
+            a.mov(bx, 7)?;
+            a.int(0x10)?;
+        }
+        // Function 2: one sector, cylinder 0, sector 2, head 0.
+        a.mov(ax, 0x0201)?;
+        a.mov(bx, 0x8000)?;
+        a.mov(cx, 2)?;
+        a.mov(dh, 0)?;
+        a.int(0x13)?;
+        a.mov(dx, 0x3f8)?;
+        a.mov(si, 0x8000)?;
+        let (mut next, mut end) = (a.create_label(), a.create_label());
+        a.set_label(&mut next)?;
+        a.lodsb()?;
+        a.test(al, al)?;
+        a.je(end)?;
+        a.out(dx, al)?;
+        a.jmp(next)?;
+        a.set_label(&mut end)?;
+        power_off(a)
+    });
+    // Large enough for a cylinder of 63 sectors and 16 heads.
+    let mut disk = vec![0; 2 << 20];
+    disk[..sector.len()].copy_from_slice(&sector);
+    disk[SECTOR - 2..SECTOR].copy_from_slice(&[0x55, 0xaa]);
+    let text = b"by INT 13h";
+    disk[SECTOR..SECTOR + text.len()].copy_from_slice(text);
+    disk
+}
+
+#[test]
+fn seabios_boots_a_virtio_disk() {
+    if !Path::new(SEABIOS).exists() {
+        eprintln!("skipped: there is no {SEABIOS} (package seabios)");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("disk"), boot_disk()).unwrap();
+    let rows: [&[&str]; 3] = [
+        &["--cpus", "2"],
+        &["--memory", "4G"],
+        &["--deterministic", "--memory", "16M"],
+    ];
+    for row in rows {
+        let mut arguments = vec!["--firmware", SEABIOS, "--engine", "interp"];
+        arguments.extend(["--disk", "disk,snapshot"]);
+        arguments.extend(row);
+        let output = run(folder.path(), &arguments);
+        let (stdout, stderr) = (
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr),
+        );
+        assert_eq!(output.status.code(), Some(0), "{row:?}: {stderr}");
+        let parts = [
+            "SeaBIOS (version",
+            "Booting from Hard Disk",
+            "INT 10h",
+            "by INT 13h",
+        ];
+        for part in parts {
+            assert!(stdout.contains(part), "{row:?}: {part} in {stdout}{stderr}");
+        }
+    }
+}
