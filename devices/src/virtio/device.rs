@@ -16,6 +16,8 @@ pub enum VirtioKind {
     Console,
     /// A source of random numbers.
     Entropy,
+    /// A SCSI host adapter.
+    Scsi,
     /// Sockets between guest and host.
     Socket,
     /// A file system of the host.
@@ -30,6 +32,7 @@ impl VirtioKind {
             Self::Block => 2,
             Self::Console => 3,
             Self::Entropy => 4,
+            Self::Scsi => 8,
             Self::Socket => 19,
             Self::FileSystem => 26,
         }
@@ -42,6 +45,7 @@ impl VirtioKind {
             Self::Block => 0x01_0000,
             Self::Console => 0x07_8000,
             Self::Entropy => 0xff_0000,
+            Self::Scsi => 0x01_0000,
             Self::Socket => 0x02_8000,
             Self::FileSystem => 0x01_8000,
         }
@@ -54,6 +58,7 @@ impl VirtioKind {
             Self::Block => "virtio-blk",
             Self::Console => "virtio-console",
             Self::Entropy => "virtio-rng",
+            Self::Scsi => "virtio-scsi",
             Self::Socket => "virtio-vsock",
             Self::FileSystem => "virtio-fs",
         }

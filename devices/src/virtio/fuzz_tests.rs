@@ -8,6 +8,7 @@ use super::block::VirtioDisk;
 use super::console::{ConsolePort, PortInput, VirtioConsole};
 use super::entropy::{Entropy, SeededEntropy};
 use super::overlay::Overlay;
+use super::scsi::VirtioCdrom;
 use super::test_driver::{Driver, MemoryDisk};
 
 #[derive(Clone, Debug)]
@@ -85,6 +86,12 @@ proptest! {
         let disk = MemoryDisk::new(vec![0x55; 0x10_000]);
         let overlay = Overlay::new(Box::new(disk), 0x4000);
         run(Box::new(VirtioDisk::new(Box::new(overlay), "fuzz", 2)), &steps);
+    }
+
+    #[test]
+    fn cdrom_survives_any_driver(steps in prop::collection::vec(step(), 1..100)) {
+        let disc = MemoryDisk::new(vec![0x55; 0x10_000]);
+        run(Box::new(VirtioCdrom::new(Box::new(disc), "fuzz")), &steps);
     }
 
     #[test]

@@ -38,6 +38,7 @@ pub mod memory;
 pub mod network;
 pub mod overlay;
 pub mod queues;
+pub mod scsi;
 #[cfg(test)]
 pub(crate) mod test_driver;
 

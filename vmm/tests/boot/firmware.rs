@@ -175,6 +175,59 @@ fn boot_disk() -> Vec<u8> {
     disk
 }
 
+/// A disc whose El Torito image of one block prints to COM1 and powers off.
+fn boot_disc() -> Vec<u8> {
+    const BLOCK: usize = 2048;
+    const CATALOG: u8 = 18;
+    const IMAGE: u8 = 19;
+    let mut disc = vec![0; 24 * BLOCK];
+    let mut put = |block: u8, offset: usize, bytes: &[u8]| {
+        let at = usize::from(block) * BLOCK + offset;
+        disc[at..at + bytes.len()].copy_from_slice(bytes);
+    };
+    // The primary volume descriptor, the boot record, and the end of the descriptors.
+    put(16, 0, b"\x01CD001\x01");
+    put(17, 0, b"\x00CD001\x01EL TORITO SPECIFICATION");
+    put(17, 0x47, &[CATALOG, 0, 0, 0]);
+    // The validation entry, with its checksum, and an entry without emulation of four sectors.
+    put(CATALOG, 0, &[1, 0, 0, 0]);
+    put(CATALOG, 28, &[0xaa, 0x55, 0x55, 0xaa]);
+    put(CATALOG, 32, &[0x88, 0, 0, 0, 0, 0, 4, 0, IMAGE, 0, 0, 0]);
+    let code = assemble(16, BOOT_SECTOR, |a| {
+        print(a, "by El Torito")?;
+        power_off(a)
+    });
+    put(IMAGE, 0, &code);
+    disc
+}
+
+#[test]
+fn seabios_boots_a_disc() {
+    if !Path::new(SEABIOS).exists() {
+        eprintln!("skipped: there is no {SEABIOS} (package seabios)");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("disc"), boot_disc()).unwrap();
+    let arguments = [
+        "--firmware",
+        SEABIOS,
+        "--engine",
+        "interp",
+        "--cdrom",
+        "disc",
+    ];
+    for mode in ["--deterministic", "--stats"] {
+        let output = run(folder.path(), &[&arguments[..], &[mode]].concat());
+        let (stdout, stderr) = (
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr),
+        );
+        assert_eq!(output.status.code(), Some(0), "{stderr}");
+        assert!(stdout.contains("by El Torito"), "{stdout}{stderr}");
+    }
+}
+
 #[test]
 fn seabios_boots_a_virtio_disk() {
     if !Path::new(SEABIOS).exists() {

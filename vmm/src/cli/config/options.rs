@@ -163,6 +163,9 @@ pub struct DeviceOptions {
     )]
     #[arg(value_hint = ValueHint::FilePath)]
     pub disk: Vec<OptionWord<DiskSpec>>,
+    /// CD-ROM drive with the disc in the image FILE (ISO)
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub cdrom: Option<FilePath>,
     /// Folder that the guest may mount as virtiofs by TAG; rw: the guest may change the files; may be
     /// repeated
     #[arg(long, value_name = "DIR=TAG[,rw]", value_hint = ValueHint::DirPath)]

@@ -165,6 +165,8 @@ const FULL: [&[&str]; 2] = [
         "d.img,ro",
         "--disk",
         "/e,f,snapshot,format=qcow2",
+        "--cdrom",
+        "cd.iso",
         "--share",
         "dir=tag,rw",
         "--net",

@@ -49,6 +49,9 @@ pub fn open(config: &RunConfig) -> anyhow::Result<OpenedDevices> {
         let disk = disk::open(&spec.0, config.machine.cpus).context("--disk")?;
         devices.push(Box::new(disk));
     }
+    if let Some(path) = &config.devices.cdrom {
+        devices.push(Box::new(disk::open_disc(path).context("--cdrom")?));
+    }
     for spec in &config.devices.share {
         devices.push(Box::new(share::open(&spec.0).context("--share")?));
     }

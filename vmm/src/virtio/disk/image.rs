@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use hindsight_devices::virtio::block::{BlockBackend, SECTOR, VirtioDisk};
 use hindsight_devices::virtio::overlay::Overlay;
+use hindsight_devices::virtio::scsi::VirtioCdrom;
 use imago::file::File as ImageFile;
 use imago::format::gate::ImplicitOpenGate;
 use imago::qcow2::Qcow2;
@@ -57,6 +58,33 @@ pub enum DiskError {
 ///
 /// The image cannot be opened, is in use, or is not of its format.
 pub fn open(spec: &DiskSpec, cpus: usize) -> Result<VirtioDisk, DiskError> {
+    let backend = open_image(spec)?;
+    Ok(VirtioDisk::new(backend, &file_name(&spec.path), cpus))
+}
+
+/// Opens a drive with the disc in the raw image at `path`.
+///
+/// # Errors
+///
+/// The image cannot be opened, or another process writes it.
+pub fn open_disc(path: &Path) -> Result<VirtioCdrom, DiskError> {
+    let backend = open_image(&DiskSpec {
+        path: path.to_owned(),
+        read_only: true,
+        snapshot: false,
+        any_backing: false,
+        format: Some(DiskFormat::Raw),
+    })?;
+    Ok(VirtioCdrom::new(backend, &file_name(path)))
+}
+
+/// The name of a file in the log.
+fn file_name(path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default();
+    name.to_string_lossy().into_owned()
+}
+
+fn open_image(spec: &DiskSpec) -> Result<Box<dyn BlockBackend>, DiskError> {
     let path = &spec.path;
     let write = !spec.leaves_image();
     let format = spec.format();
@@ -97,13 +125,11 @@ pub fn open(spec: &DiskSpec, cpus: usize) -> Result<VirtioDisk, DiskError> {
         read_only: spec.read_only || !write && !spec.snapshot,
         _locks: locks,
     };
-    let backend: Box<dyn BlockBackend> = if spec.snapshot && !spec.read_only {
+    Ok(if spec.snapshot && !spec.read_only {
         Box::new(Overlay::new(Box::new(image), CHANGES_MAX))
     } else {
         Box::new(image)
-    };
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    Ok(VirtioDisk::new(backend, &name, cpus))
+    })
 }
 
 /// The folder in which an image's backing files may lie, without symbolic links.

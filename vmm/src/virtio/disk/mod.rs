@@ -3,5 +3,5 @@
 mod image;
 mod spec;
 
-pub use image::{DiskError, open};
+pub use image::{DiskError, open, open_disc};
 pub use spec::{DiskFormat, DiskSpec};
