@@ -15,6 +15,7 @@ use super::dump::DumpArgs;
 use super::exec::ExecArgs;
 use super::export::ExportArgs;
 use super::man::ManArgs;
+use super::merge::MergeArgs;
 use super::report::ReportArgs;
 use super::run::RunArgs;
 use super::stat::StatArgs;
@@ -22,8 +23,8 @@ use super::test::TestArgs;
 use super::trace::TraceArgs;
 use super::usage::one_line;
 use super::{
-    Status, completions, demo, diff, doctor, dump, exec, export, man, report, run, stat, test,
-    trace,
+    Status, completions, demo, diff, doctor, dump, exec, export, man, merge, report, run, stat,
+    test, trace,
 };
 
 /// A virtual machine monitor whose processor has complete Intel debug and monitoring hardware,
@@ -65,6 +66,8 @@ enum Command {
     Stat(Box<StatArgs>),
     /// Write a trace in the format of another tool
     Export(ExportArgs),
+    /// Join the reports of several runs: JUnit, coverage, counts or profiles
+    Merge(MergeArgs),
     /// Write a guest that runs with --gdb as an ELF core file
     Dump(DumpArgs),
     /// Find the first instruction at which two deterministic runs, or the two engines, differ
@@ -91,6 +94,7 @@ impl Command {
             Self::Report(args) => report::run(&args).map(ExitCode::from),
             Self::Stat(args) => stat::run(&args),
             Self::Export(args) => export::run(&args).map(ExitCode::from),
+            Self::Merge(args) => merge::run(&args),
             Self::Dump(args) => dump::run(&args).map(ExitCode::from),
             Self::Diff(args) => diff::run(&args),
             Self::Doctor(args) => doctor::run(args),

@@ -15,6 +15,7 @@ mod foreign_options;
 mod gdb;
 pub mod logging;
 mod man;
+mod merge;
 mod read;
 mod report;
 mod run;

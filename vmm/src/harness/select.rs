@@ -1,5 +1,6 @@
 //! Makes jobs of images: every case at every level that the user selects.
 
+use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -157,22 +158,95 @@ pub struct Shard {
     count: usize,
 }
 
-/// A shard is not `i/n` with 1 <= i <= n.
+/// Why a shard is not known.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-#[error("a shard is i/n with 1 <= i <= n, such as 1/4")]
-pub struct ShardError;
+pub enum ShardError {
+    /// It is not `i/n` with 1 <= i <= n.
+    #[error("a shard is i/n with 1 <= i <= n, such as 1/4, or auto")]
+    Form,
+    /// No variable has the number of this task.
+    #[error("auto needs SLURM_ARRAY_TASK_ID, JOB_COMPLETION_INDEX or PARALLEL_SEQ")]
+    NoTask,
+    /// No variable has the number of tasks.
+    #[error("only Slurm has the number of tasks in a variable: use auto/N")]
+    NoCount,
+    /// The numbers of a Slurm array are not successive.
+    #[error("the numbers of the array must be successive, without a step")]
+    Step,
+}
+
+/// A variable with the number of a task among others, and the number of the first task.
+const TASKS: [(&str, usize); 3] = [
+    ("SLURM_ARRAY_TASK_ID", 0),
+    ("JOB_COMPLETION_INDEX", 0),
+    // GNU parallel counts from 1.
+    ("PARALLEL_SEQ", 1),
+];
+
+impl Shard {
+    /// The share of this task, by the variables of the engine that runs it. `count` is the number of
+    /// tasks; Slurm tells it to its tasks itself.
+    ///
+    /// # Errors
+    ///
+    /// When no engine has numbered this task, or the number of tasks is not known.
+    fn of_task(
+        count: Option<usize>,
+        variable: impl Fn(&str) -> Option<usize>,
+    ) -> Result<Self, ShardError> {
+        let task = TASKS.iter().find_map(|&(name, first)| {
+            let number = variable(name)?;
+            Some((name, number, first))
+        });
+        let (name, number, mut first) = task.ok_or(ShardError::NoTask)?;
+        let mut count = count;
+        if name == "SLURM_ARRAY_TASK_ID" {
+            first = variable("SLURM_ARRAY_TASK_MIN").unwrap_or(0);
+            let step = variable("SLURM_ARRAY_TASK_STEP").unwrap_or(1);
+            if step != 1 {
+                return Err(ShardError::Step);
+            }
+            // A task that is repeated alone is an array of one: its number of shards is that of before.
+            count = count.or_else(|| variable("SLURM_ARRAY_TASK_COUNT"));
+            if count != variable("SLURM_ARRAY_TASK_COUNT") {
+                first = 0;
+            }
+        }
+        let count = count.ok_or(ShardError::NoCount)?;
+        let index = number.checked_sub(first).ok_or(ShardError::Form)? + 1;
+        if index <= count {
+            Ok(Self { index, count })
+        } else {
+            Err(ShardError::Form)
+        }
+    }
+}
+
+impl fmt::Display for Shard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.index, self.count)
+    }
+}
 
 impl FromStr for Shard {
     type Err = ShardError;
 
     fn from_str(text: &str) -> Result<Self, ShardError> {
-        let (index, count) = text.split_once('/').ok_or(ShardError)?;
-        let index = index.parse().map_err(|_| ShardError)?;
-        let count = count.parse().map_err(|_| ShardError)?;
+        let variable = |name: &str| std::env::var(name).ok()?.parse().ok();
+        let number = |text: &str| text.parse().map_err(|_| ShardError::Form);
+        if text == "auto" {
+            return Self::of_task(None, variable);
+        }
+        let (index, count) = text.split_once('/').ok_or(ShardError::Form)?;
+        let count = number(count)?;
+        if index == "auto" {
+            return Self::of_task(Some(count), variable);
+        }
+        let index = number(index)?;
         if (1..=count).contains(&index) {
             Ok(Self { index, count })
         } else {
-            Err(ShardError)
+            Err(ShardError::Form)
         }
     }
 }
@@ -355,8 +429,37 @@ pub(crate) mod tests {
     fn malformed_shard_is_refused() {
         assert_eq!("2/3".parse(), Ok(Shard { index: 2, count: 3 }));
         for bad in ["", "1", "0/3", "4/3", "1/0", "-1/2", "a/b", "1/2/3"] {
-            assert_eq!(bad.parse::<Shard>(), Err(ShardError), "row {bad}");
+            assert_eq!(bad.parse::<Shard>(), Err(ShardError::Form), "row {bad}");
         }
+    }
+
+    #[test]
+    fn shard_of_a_task_follows_the_variables_of_its_engine() {
+        let of = |count: Option<usize>, set: &[(&str, usize)]| {
+            let find = |name: &str| set.iter().find(|(own, _)| *own == name).map(|(_, n)| *n);
+            Shard::of_task(count, find).map(|shard| shard.to_string())
+        };
+        let ok = |text: &str| Ok(text.to_owned());
+        let slurm = [
+            ("SLURM_ARRAY_TASK_ID", 12),
+            ("SLURM_ARRAY_TASK_MIN", 10),
+            ("SLURM_ARRAY_TASK_COUNT", 8),
+        ];
+        assert_eq!(of(None, &slurm), ok("3/8"));
+        assert_eq!(of(Some(8), &slurm), ok("3/8"));
+        let repeated = [
+            ("SLURM_ARRAY_TASK_ID", 5),
+            ("SLURM_ARRAY_TASK_MIN", 5),
+            ("SLURM_ARRAY_TASK_COUNT", 1),
+        ];
+        assert_eq!(of(Some(8), &repeated), ok("6/8"));
+        assert_eq!(of(Some(4), &[("JOB_COMPLETION_INDEX", 0)]), ok("1/4"));
+        assert_eq!(of(Some(4), &[("PARALLEL_SEQ", 4)]), ok("4/4"));
+        assert_eq!(of(Some(4), &[("PARALLEL_SEQ", 5)]), Err(ShardError::Form));
+        assert_eq!(of(None, &[("PARALLEL_SEQ", 1)]), Err(ShardError::NoCount));
+        assert_eq!(of(Some(4), &[]), Err(ShardError::NoTask));
+        let step = [("SLURM_ARRAY_TASK_ID", 2), ("SLURM_ARRAY_TASK_STEP", 2)];
+        assert_eq!(of(Some(4), &step), Err(ShardError::Step));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -23,11 +24,14 @@ use crate::cli::Status;
 use crate::cli::config::{EngineArg, Number, OptionWord, RunConfig, SandboxArg, Size};
 use crate::cli::logging::Logging;
 use crate::cli::read::read;
-use crate::cli::run::{Confinement, decide, open_devices, prepare};
+use crate::cli::run::{Confinement, RunHook, decide, open_devices, prepare};
+use crate::cli::trace::{RunTrace, TraceOptions};
 use crate::console::{self, RawTerminal};
+use crate::machine::Machine;
 use crate::machine::start::StartDecision;
 use crate::platform::Sinks;
 use crate::sandbox::settle_allocator;
+use crate::vcpu::board::Board;
 use crate::vcpu::engine::Engine;
 use crate::vcpu::run_control::Outcome;
 use crate::virtio::disk::DiskSpec;
@@ -101,6 +105,12 @@ pub struct ExecArgs {
     /// Confine the monitor to what it needs before it runs the guest, as for `hindsight run`
     #[arg(long, value_enum, default_value_t)]
     sandbox: SandboxArg,
+    /// Trace the guest to FILE, in the interpreter, as `hindsight trace` does
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    trace_out: Option<PathBuf>,
+    /// Trace processes with this name or number only; may be repeated
+    #[arg(long, value_name = "NAME|PID", requires = "trace_out")]
+    trace_process: Vec<String>,
     /// Show the log of the guest's kernel on standard error
     #[arg(long)]
     kernel_log: bool,
@@ -114,7 +124,11 @@ impl ExecArgs {
         config.machine.memory = self.memory;
         config.machine.cpus = self.cpus;
         config.machine.cpu = self.cpu;
-        config.machine.engine = self.engine;
+        config.machine.engine = match self.trace_out {
+            // Only the interpreter sees every event.
+            Some(_) => EngineArg::Interp,
+            None => self.engine,
+        };
         config.determinism.deterministic = self.deterministic;
         config.determinism.seed = self.seed;
         config.devices.share.clone_from(&self.share);
@@ -122,6 +136,20 @@ impl ExecArgs {
         config.run.timeout = self.timeout;
         config.run.sandbox = self.sandbox;
         config
+    }
+
+    /// The trace of `--trace-out`.
+    fn trace_options(&self) -> anyhow::Result<Option<TraceOptions>> {
+        let Some(file) = &self.trace_out else {
+            return Ok(None);
+        };
+        if self.engine == EngineArg::Kvm {
+            bail!(
+                "KVM does not report branches: drop --engine kvm, --trace-out needs the interpreter"
+            );
+        }
+        let processes = self.trace_process.clone();
+        Ok(Some(TraceOptions::of_processes(file.clone(), processes)))
     }
 
     /// The folders that the command may change.
@@ -256,6 +284,7 @@ pub fn run(args: &ExecArgs) -> anyhow::Result<ExitCode> {
     let logging = Logging::start_from_environment()?;
     settle_allocator();
     let start = Instant::now();
+    let trace_options = args.trace_options()?;
     let config = args.config();
     config.check()?;
     let mut config = config.with_defaults();
@@ -296,30 +325,62 @@ pub fn run(args: &ExecArgs) -> anyhow::Result<ExitCode> {
     if let Some(policy) = policy {
         prepared = prepared.with_engine_policy(policy, None);
     }
-    let sinks = Sinks {
-        serial: session.log_sink(args.kernel_log),
-        debugcon: Box::new(io::sink()),
-        btm: None,
-    };
+    let sinks = sinks(&session, args);
     let confinement = Confinement::prepare(&config)?;
-    let machine = prepared.build(host.as_ref(), sinks)?;
+    let mut machine = prepared.build(host.as_ref(), sinks)?;
+    let trace = start_trace(
+        trace_options.as_ref(),
+        &config,
+        (&kernel.image, &image),
+        &mut machine,
+    )?;
     confinement.confine_files(&config)?;
     let board = machine.board().clone();
-    // The console is the first device.
-    let console_index = 0;
-    session.start(&board, console_index, !args.deterministic)?;
-    let signals = session.clone();
-    console::watch_signals(move |signal| signals.signal(signal, console_index))
-        .context("signal handlers cannot be installed")?;
+    connect(&session, &board, args)?;
     let raw = terminal.then(enter_raw_mode).transpose()?;
     show_progress(&session, &kernel.image, decision.engine);
     Confinement::enter();
     let limit = config.run.timeout.map(|limit| limit.0);
     let outcome = machine.run(limit, || {})?;
     drop(raw);
+    trace.map_or(Ok(()), |mut trace| trace.finish())?;
     tracing::info!("the guest ran for {}", seconds_since(start));
     drop(logging);
     Ok(status(&session, &outcome))
+}
+
+/// Where the guest's own output goes.
+fn sinks(session: &Session, args: &ExecArgs) -> Sinks {
+    Sinks {
+        serial: session.log_sink(args.kernel_log),
+        debugcon: Box::new(io::sink()),
+        btm: None,
+    }
+}
+
+/// Passes input and signals to the command.
+fn connect(session: &Session, board: &Arc<Board>, args: &ExecArgs) -> anyhow::Result<()> {
+    // The console is the first device.
+    let console_index = 0;
+    session.start(board, console_index, !args.deterministic)?;
+    let signals = session.clone();
+    console::watch_signals(move |signal| signals.signal(signal, console_index))
+        .context("signal handlers cannot be installed")
+}
+
+/// Starts to trace a machine with this kernel.
+fn start_trace<'a>(
+    options: Option<&'a TraceOptions>,
+    config: &RunConfig,
+    kernel: (&Path, &[u8]),
+    machine: &mut Machine,
+) -> anyhow::Result<Option<RunTrace<'a>>> {
+    let mut trace = options.map(RunTrace::new);
+    if let Some(trace) = &mut trace {
+        trace.check(config, kernel)?;
+        trace.start(machine)?;
+    }
+    Ok(trace)
 }
 
 /// Shows on a terminal which kernel is starting, if that takes long.

@@ -53,6 +53,9 @@ pub struct StatOptions {
     /// Show the N functions with the most instructions
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub(super) functions: usize,
+    /// Show the N processes of a Linux guest with the most instructions
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub(super) processes: usize,
     /// Compare with the counts that --output wrote to FILE
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(super) baseline: Option<PathBuf>,

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use hindsight_export::FunctionCost;
+use anyhow::bail;
+use hindsight_export::{FunctionCost, ProcessCost};
 use serde::{Deserialize, Serialize};
 
 use crate::vcpu::run_counter::{Counts, NAMES, RunCounts};
@@ -13,35 +14,54 @@ const VERSION: u32 = 1;
 
 /// The counts of one region, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct RegionFigures {
-    pub(super) entries: u64,
-    pub(super) counts: BTreeMap<String, u64>,
+pub(in crate::cli) struct RegionFigures {
+    pub(in crate::cli) entries: u64,
+    pub(in crate::cli) counts: BTreeMap<String, u64>,
 }
 
 /// Instructions of one function.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct FunctionFigures {
-    pub(super) name: String,
-    pub(super) calls: u64,
+pub(in crate::cli) struct FunctionFigures {
+    pub(in crate::cli) name: String,
+    pub(in crate::cli) calls: u64,
     /// Instructions that were executed in the function itself.
-    pub(super) instructions: u64,
+    pub(in crate::cli) instructions: u64,
     /// Instructions that were executed in the function and the functions that it calls.
-    pub(super) inclusive: u64,
+    pub(in crate::cli) inclusive: u64,
+}
+
+/// Instructions of one process of a Linux guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::cli) struct ProcessFigures {
+    /// The process's number; none for code before the first task.
+    pub(in crate::cli) pid: Option<u32>,
+    pub(in crate::cli) name: String,
+    pub(in crate::cli) switches: u64,
+    /// Instructions while it ran, with those of the kernel.
+    pub(in crate::cli) instructions: u64,
 }
 
 /// The counts of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub(super) struct Figures {
-    pub(super) version: u32,
+pub(in crate::cli) struct Figures {
+    pub(in crate::cli) version: u32,
     /// XXH3 of the image, in hexadecimal.
-    pub(super) image: String,
+    pub(in crate::cli) image: String,
     /// CPU profile, and the seed of a deterministic run.
-    pub(super) cpu: String,
-    pub(super) seed: Option<u64>,
-    pub(super) counts: BTreeMap<String, u64>,
-    pub(super) regions: BTreeMap<String, RegionFigures>,
-    pub(super) functions: Vec<FunctionFigures>,
+    pub(in crate::cli) cpu: String,
+    pub(in crate::cli) seed: Option<u64>,
+    pub(in crate::cli) counts: BTreeMap<String, u64>,
+    pub(in crate::cli) regions: BTreeMap<String, RegionFigures>,
+    pub(in crate::cli) functions: Vec<FunctionFigures>,
+    pub(in crate::cli) processes: Vec<ProcessFigures>,
+}
+
+fn add_counts(own: &mut BTreeMap<String, u64>, other: &BTreeMap<String, u64>) {
+    for (name, count) in other {
+        let sum = own.entry(name.clone()).or_default();
+        *sum = sum.saturating_add(*count);
+    }
 }
 
 fn by_name(counts: &Counts, models: bool) -> BTreeMap<String, u64> {
@@ -58,8 +78,72 @@ fn by_name(counts: &Counts, models: bool) -> BTreeMap<String, u64> {
 }
 
 impl Figures {
+    /// Adds the counts of another run on the same processor.
+    ///
+    /// # Errors
+    ///
+    /// When the runs are of different processors.
+    pub(in crate::cli) fn add(&mut self, other: Self) -> anyhow::Result<()> {
+        if (self.version, &self.cpu) != (other.version, &other.cpu) {
+            bail!("runs on {} and {} cannot be added", self.cpu, other.cpu);
+        }
+        if self.image != other.image {
+            self.image.clear();
+        }
+        self.seed = None;
+        add_counts(&mut self.counts, &other.counts);
+        for (name, region) in other.regions {
+            let own = self.regions.entry(name).or_default();
+            own.entries = own.entries.saturating_add(region.entries);
+            add_counts(&mut own.counts, &region.counts);
+        }
+        for function in other.functions {
+            match self
+                .functions
+                .iter_mut()
+                .find(|own| own.name == function.name)
+            {
+                Some(own) => {
+                    own.calls = own.calls.saturating_add(function.calls);
+                    own.instructions = own.instructions.saturating_add(function.instructions);
+                    own.inclusive = own.inclusive.saturating_add(function.inclusive);
+                }
+                None => self.functions.push(function),
+            }
+        }
+        self.functions.sort_by(|a, b| {
+            let order = b.instructions.cmp(&a.instructions);
+            order.then_with(|| a.name.cmp(&b.name))
+        });
+        // The same number is another process in another run.
+        for process in other.processes {
+            match self
+                .processes
+                .iter_mut()
+                .find(|own| own.name == process.name)
+            {
+                Some(own) => {
+                    own.pid = own.pid.filter(|_| own.pid == process.pid);
+                    own.switches = own.switches.saturating_add(process.switches);
+                    own.instructions = own.instructions.saturating_add(process.instructions);
+                }
+                None => self.processes.push(process),
+            }
+        }
+        self.processes.sort_by(|a, b| {
+            let order = b.instructions.cmp(&a.instructions);
+            order.then_with(|| a.name.cmp(&b.name))
+        });
+        Ok(())
+    }
+
     /// The figures of a run. `models`: whether loads, caches and mispredictions were counted.
-    pub(super) fn new(run: &RunCounts, models: bool, functions: Vec<FunctionCost>) -> Self {
+    pub(super) fn new(
+        run: &RunCounts,
+        models: bool,
+        functions: Vec<FunctionCost>,
+        processes: Vec<ProcessCost>,
+    ) -> Self {
         let regions = run.regions.iter().map(|(name, region)| {
             let figures = RegionFigures {
                 entries: region.entries,
@@ -73,7 +157,14 @@ impl Figures {
             instructions: cost.own,
             inclusive: cost.inclusive,
         });
+        let processes = processes.into_iter().map(|cost| ProcessFigures {
+            pid: cost.tgid,
+            name: cost.name,
+            switches: cost.switches,
+            instructions: cost.instructions,
+        });
         Self {
+            processes: processes.collect(),
             version: VERSION,
             counts: by_name(&run.total, models),
             regions: regions.collect(),
@@ -113,6 +204,18 @@ impl fmt::Display for Figures {
                 writeln!(f, "{:>20}  {name}", grouped(count))?;
             }
         }
+        if !self.processes.is_empty() {
+            writeln!(
+                f,
+                "{:>20}  {:>12}  {:>8}  process",
+                "instructions", "switches", "pid"
+            )?;
+        }
+        for process in &self.processes {
+            let pid = process.pid.map_or("-".to_owned(), |pid| pid.to_string());
+            let (own, switches) = (grouped(process.instructions), grouped(process.switches));
+            writeln!(f, "{own:>20}  {switches:>12}  {pid:>8}  {}", process.name)?;
+        }
         if !self.functions.is_empty() {
             writeln!(
                 f,
@@ -143,7 +246,11 @@ mod tests {
     #[test]
     fn modelled_counts_are_left_out_where_nothing_counted_them() {
         let run = RunCounts::default();
-        let names = |models| Figures::new(&run, models, Vec::new()).counts.len();
+        let names = |models| {
+            Figures::new(&run, models, Vec::new(), Vec::new())
+                .counts
+                .len()
+        };
         assert_eq!(names(true), NAMES.len());
         assert_eq!(names(false), NAMES.len() - 9);
     }

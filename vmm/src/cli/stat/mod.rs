@@ -8,3 +8,4 @@ mod session;
 
 pub use args::StatArgs;
 pub use command::run;
+pub(super) use figures::Figures;

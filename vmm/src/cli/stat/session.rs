@@ -6,7 +6,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, bail};
-use hindsight_export::{FunctionCost, FunctionTable, function_costs, image_hash};
+use hindsight_export::{
+    FunctionCost, FunctionTable, ProcessCost, function_costs, image_hash, process_costs,
+};
 use hindsight_trace::{
     EventKinds, Selection, TraceHeader, TraceReader, TraceWriter, WriterOptions,
 };
@@ -51,7 +53,7 @@ impl Write for TraceBuffer {
 struct Counting {
     board: Arc<Board>,
     run: Arc<Mutex<RunCounts>>,
-    trace: Option<(TraceWriter, TraceBuffer)>,
+    trace: (TraceWriter, TraceBuffer),
 }
 
 /// The statistics of a run.
@@ -103,33 +105,42 @@ impl<'a> RunStat<'a> {
         let retired = stats
             .iter()
             .filter_map(|vcpu| Some(vcpu.interpreter?.retired));
-        run.total.0[0] = retired.sum();
-        let costs = match running.trace {
-            Some((writer, buffer)) => self.costs(writer, &buffer)?,
-            None => Vec::new(),
-        };
+        run.total.0[0] = retired.clone().sum();
+        let retired: Vec<_> = retired.collect();
+        let (writer, buffer) = running.trace;
+        let (functions, processes) = self.costs(writer, &buffer, &retired)?;
         Ok(Figures {
             image: self.image.clone(),
             cpu: self.cpu.clone(),
             seed: self.seed,
-            ..Figures::new(&run, self.counting.models, costs)
+            ..Figures::new(&run, self.counting.models, functions, processes)
         })
     }
 
-    /// The functions with the most instructions.
+    /// The functions and the processes with the most instructions.
     fn costs(
         &self,
         writer: TraceWriter,
         buffer: &TraceBuffer,
-    ) -> anyhow::Result<Vec<FunctionCost>> {
+        retired: &[u64],
+    ) -> anyhow::Result<(Vec<FunctionCost>, Vec<ProcessCost>)> {
         writer
             .finish()
             .context("the branches of the run do not fit in memory: use --functions 0")?;
         let bytes = std::mem::take(&mut *lock(&buffer.0));
         let mut trace = TraceReader::new(Cursor::new(bytes))?;
-        let mut costs = function_costs(&mut trace, &self.functions)?;
-        costs.truncate(self.options.functions);
-        Ok(costs)
+        let mut processes = process_costs(&mut trace, retired);
+        processes.truncate(self.options.processes);
+        let mut functions = Vec::new();
+        if self.lists_functions() {
+            functions = function_costs(&mut trace, &self.functions)?;
+            functions.truncate(self.options.functions);
+        }
+        Ok((functions, processes))
+    }
+
+    const fn lists_functions(&self) -> bool {
+        self.options.functions != 0 && !self.functions.is_empty()
     }
 
     fn judge(&self, figures: &Figures) -> anyhow::Result<Vec<Comparison>> {
@@ -172,33 +183,34 @@ impl RunHook for RunStat<'_> {
             self.output = Some(file.with_context(|| format!("--output {}", path.display()))?);
         }
         let run = machine.count(self.counting.clone());
-        let mut trace = None;
-        if self.options.functions != 0 && !self.functions.is_empty() {
-            let header = TraceHeader {
-                cpus: self.cpus,
-                start: machine.start_address(),
-                events: vec!["branches".to_owned()],
-                ..TraceHeader::default()
-            };
-            let options = WriterOptions {
-                selection: Selection {
-                    kinds: EventKinds::BRANCHES,
-                    ..Selection::default()
-                },
-                last: None,
-                flush_often: false,
-                when_over: None,
-                begin: Some(Box::new(|| enter(ThreadKind::Trace))),
-            };
-            let buffer = TraceBuffer::default();
-            let writer = TraceWriter::start(Box::new(buffer.clone()), &header, options)?;
-            machine.trace(&writer);
-            trace = Some((writer, buffer));
-        }
+        let kinds = if self.lists_functions() {
+            EventKinds::BRANCHES | EventKinds::PROCESSES
+        } else {
+            EventKinds::PROCESSES
+        };
+        let header = TraceHeader {
+            cpus: self.cpus,
+            start: machine.start_address(),
+            events: kinds.names().map(str::to_owned).collect(),
+            ..TraceHeader::default()
+        };
+        let options = WriterOptions {
+            selection: Selection {
+                kinds,
+                ..Selection::default()
+            },
+            last: None,
+            flush_often: false,
+            when_over: None,
+            begin: Some(Box::new(|| enter(ThreadKind::Trace))),
+        };
+        let buffer = TraceBuffer::default();
+        let writer = TraceWriter::start(Box::new(buffer.clone()), &header, options)?;
+        machine.trace(&writer);
         self.running = Some(Counting {
             board: machine.board().clone(),
             run,
-            trace,
+            trace: (writer, buffer),
         });
         Ok(())
     }

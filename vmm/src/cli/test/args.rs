@@ -41,8 +41,9 @@ pub struct TestArgs {
         help_heading = "Selection"
     )]
     pub rules: Vec<String>,
-    /// Run only every N-th case, beginning with the I-th
-    #[arg(long, value_name = "I/N", help_heading = "Selection")]
+    /// Run only every N-th case, beginning with the I-th; auto takes the share of this task of a Slurm
+    /// array, and auto/N that of an Indexed Job of Kubernetes or of GNU parallel
+    #[arg(long, value_name = "I/N|auto", help_heading = "Selection")]
     pub shard: Option<Shard>,
     /// Run everything N times, at most 1000 [default: 1]
     #[arg(long, value_name = "N", default_value = "1", hide_default_value = true)]

@@ -146,7 +146,8 @@ pub fn run_with(args: &TestArgs, host: HarnessHost<'_>) -> Result<u8> {
             .as_deref()
             .or(args.engine.map(EngineArg::word))
             .unwrap_or("hindsight");
-        let xml = junit::to_xml(&results, name, start.elapsed()).context("JUnit report")?;
+        let xml =
+            junit::to_xml(&results, (name, args.shard), start.elapsed()).context("JUnit report")?;
         fs::write(path, xml).with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(match (interrupted, host.problem, summary.failed) {

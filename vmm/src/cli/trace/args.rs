@@ -93,6 +93,23 @@ pub(in crate::cli) fn count(text: &str) -> Result<u64, String> {
 }
 
 impl TraceOptions {
+    /// A trace in `output` of the processes with these names or numbers, or of everything.
+    pub(in crate::cli) fn of_processes(output: PathBuf, process: Vec<String>) -> Self {
+        Self {
+            output,
+            events: EVENTS.to_owned(),
+            cpl: Vec::new(),
+            range: Vec::new(),
+            process,
+            from: None,
+            until: None,
+            after: None,
+            length: None,
+            last: None,
+            keep_running: false,
+        }
+    }
+
     /// The selection of records. Symbols are looked up in `functions`.
     pub(super) fn selection(&self, functions: &FunctionTable) -> anyhow::Result<Selection> {
         let passage = |text: &str| passage(text, functions);

@@ -5,5 +5,7 @@ mod command;
 mod session;
 
 pub use args::TraceArgs;
+pub(super) use args::TraceOptions;
 pub(super) use args::count;
 pub use command::run;
+pub(super) use session::RunTrace;

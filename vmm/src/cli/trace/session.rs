@@ -18,7 +18,7 @@ use crate::sandbox::{ThreadKind, enter};
 use crate::vcpu::run_control::Outcome;
 
 /// The trace of a run.
-pub(super) struct RunTrace<'a> {
+pub(in crate::cli) struct RunTrace<'a> {
     options: &'a TraceOptions,
     checked: Option<CheckedTrace<'a>>,
     session: Option<TraceSession<'a>>,
@@ -26,7 +26,7 @@ pub(super) struct RunTrace<'a> {
 
 impl<'a> RunTrace<'a> {
     /// A trace with these options.
-    pub(super) fn new(options: &'a TraceOptions) -> Self {
+    pub(in crate::cli) fn new(options: &'a TraceOptions) -> Self {
         Self {
             options,
             checked: None,

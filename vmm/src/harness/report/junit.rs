@@ -9,16 +9,20 @@ use quick_junit::{NonSuccessKind, Property, Report, SerializeError, TestCase, Te
 use quick_junit::{TestSuite, XmlString};
 
 use crate::harness::report::text::failure_text;
+use crate::harness::select::Shard;
 use crate::harness::verdict::{CaseResult, CaseVerdict};
 
-/// The report of all results, as XML.
+/// The property of a suite that names the shard, such as `3/8`.
+pub const SHARD: &str = "shard";
+
+/// The report of all results, as XML. With `shard` they are those of a shard.
 ///
 /// # Errors
 ///
 /// The XML cannot be written.
 pub fn to_xml(
     results: &[CaseResult],
-    runner: &str,
+    (runner, shard): (&str, Option<Shard>),
     elapsed: Duration,
 ) -> Result<String, SerializeError> {
     let mut report = Report::new("hindsight");
@@ -26,11 +30,22 @@ pub fn to_xml(
     for payload in results.chunk_by(|a, b| a.job.image.name == b.job.image.name) {
         let mut suite = TestSuite::new(payload[0].job.image.name.as_str());
         suite.add_property(Property::new("runner", runner));
+        suite.add_properties(shard.map(shard_property));
         suite.set_time(payload.iter().map(|result| result.elapsed).sum());
         suite.add_test_cases(payload.iter().map(test_case));
         report.add_test_suite(suite);
     }
+    if let (true, Some(shard)) = (results.is_empty(), shard) {
+        // A shard without cases is not missing.
+        let mut suite = TestSuite::new("hindsight");
+        suite.add_property(shard_property(shard));
+        report.add_test_suite(suite);
+    }
     report.to_string()
+}
+
+fn shard_property(shard: Shard) -> Property {
+    Property::new(SHARD, shard.to_string())
 }
 
 fn test_case(result: &CaseResult) -> TestCase {
@@ -73,11 +88,17 @@ mod tests {
 
     #[test]
     fn junit_report_has_suite_cases_and_properties() {
-        let xml = to_xml(&three_results(), "kvm", Duration::from_secs(1)).unwrap();
+        let xml = to_xml(
+            &three_results(),
+            ("kvm", "2/3".parse().ok()),
+            Duration::from_secs(1),
+        )
+        .unwrap();
         for part in [
             r#"<testsuites name="hindsight" tests="3" skipped="1" failures="1" errors="0""#,
             r#"<testsuite name="exc" tests="3" skipped="1" errors="0" failures="1""#,
             r#"<property name="runner" value="kvm"/>"#,
+            r#"<property name="shard" value="2/3"/>"#,
             r#"<testcase name="exc/int3 cpl=0" classname="exc" time="0.012">"#,
             r#"<property name="rules" value="EXC-01"/>"#,
             r#"<failure message="1 assertion failed" type="guest">"#,

@@ -1,0 +1,10 @@
+//! `hindsight merge`: joins the reports of several runs.
+
+mod command;
+mod junit;
+mod lcov;
+mod merged;
+mod stacks;
+mod stat;
+
+pub use command::{MergeArgs, run};
