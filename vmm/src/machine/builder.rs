@@ -212,18 +212,12 @@ impl PreparedMachine {
             .cpu
             .facilities(available(self.config.engine, changes))?;
         let tsc_hz = self.tsc_hz(kvm.as_ref());
-        let address_bits = firmware_address_bits(&self.layout);
-        let supported = |leaf, subleaf| {
-            let mut regs = match (&kvm, host) {
-                (Some(_), Some(host)) if changes => executed_by_both(host, leaf, subleaf),
-                (Some(_), Some(host)) => executed_by_kvm(host, leaf, subleaf),
-                _ => hindsight_interp::supported_cpuid(leaf, subleaf),
-            };
-            if let (ADDRESS_SIZES, Some(bits)) = (leaf, address_bits) {
-                regs[0] = regs[0] & !0xff | bits.min(regs[0] & 0xff);
-            }
-            regs
+        let supported = |leaf, subleaf| match (&kvm, host) {
+            (Some(_), Some(host)) if changes => executed_by_both(host, leaf, subleaf),
+            (Some(_), Some(host)) => executed_by_kvm(host, leaf, subleaf),
+            _ => hindsight_interp::supported_cpuid(leaf, subleaf),
         };
+        let supported = limit_address_bits(firmware_address_bits(&self.layout), supported);
         tracing::debug!(
             "CPU profile {}: {facilities:?}, TSC {tsc_hz} Hz",
             self.config.cpu
@@ -444,6 +438,20 @@ fn firmware_address_bits(layout: &Layout) -> Option<u32> {
     layout.firmware()?;
     let last = layout.high().map_or(0, |high| high.end - 1);
     Some(FIRMWARE_ADDRESS_BITS.max(u64::BITS - last.leading_zeros()))
+}
+
+/// The CPUID leaves of `executed`, with at most `max` physical address bits.
+fn limit_address_bits(
+    max: Option<u32>,
+    executed: impl Fn(u32, u32) -> CpuidRegs,
+) -> impl Fn(u32, u32) -> CpuidRegs {
+    move |leaf, subleaf| {
+        let mut regs = executed(leaf, subleaf);
+        if let (ADDRESS_SIZES, Some(bits)) = (leaf, max) {
+            regs[0] = regs[0] & !0xff | bits.min(regs[0] & 0xff);
+        }
+        regs
+    }
 }
 
 /// The state in which vCPU `id` starts.
