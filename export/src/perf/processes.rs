@@ -56,11 +56,17 @@ fn map(record: &ProcessRecord, map: &LoggedMapping, time: u64) -> Vec<u8> {
     fields.record(RECORD_MMAP2, misc)
 }
 
-/// The kernel's code as a mapping of all processes.
-fn kernel(record: &ProcessRecord, base: u64, len: u64) -> Vec<u8> {
+/// Code of the kernel as a mapping of all processes.
+fn kernel_code(
+    record: &ProcessRecord,
+    (start, len): (u64, u64),
+    offset: u64,
+    name: &str,
+    time: u64,
+) -> Vec<u8> {
     let mut fields = Fields::default();
-    fields.u32(u32::MAX).u32(0).u64(base).u64(len).u64(base);
-    fields.text(KERNEL).sample_id((0, 0), record.cpu, 0);
+    fields.u32(u32::MAX).u32(0).u64(start).u64(len).u64(offset);
+    fields.text(name).sample_id((0, 0), record.cpu, time);
     fields.record(RECORD_MMAP, MISC_KERNEL)
 }
 
@@ -85,11 +91,8 @@ pub(super) fn records(header: &TraceHeader, log: &[ProcessRecord]) -> Vec<u8> {
         match &record.event {
             ProcessEvent::Kernel { base, functions } => {
                 let last = functions.iter().map(|function| function.0).max();
-                data.extend(kernel(
-                    record,
-                    *base,
-                    last.unwrap_or(0).saturating_add(4096),
-                ));
+                let len = last.unwrap_or(0).saturating_add(4096);
+                data.extend(kernel_code(record, (*base, len), *base, KERNEL, 0));
             }
             ProcessEvent::Name { pid, tgid, name } => {
                 data.extend(comm((*pid, *tgid), name, 0, record, time));
@@ -109,7 +112,13 @@ pub(super) fn records(header: &TraceHeader, log: &[ProcessRecord]) -> Vec<u8> {
                 data.extend(fields.record(RECORD_FORK, 0));
             }
             ProcessEvent::Map(mapping) => data.extend(map(record, mapping, time)),
-            ProcessEvent::Module { .. } | ProcessEvent::File { .. } => {}
+            ProcessEvent::Module {
+                name, start, len, ..
+            } => {
+                let name = format!("[{name}]");
+                data.extend(kernel_code(record, (*start, *len), 0, &name, time));
+            }
+            ProcessEvent::File { .. } => {}
         }
     }
     data

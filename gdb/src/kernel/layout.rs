@@ -12,6 +12,8 @@ pub(super) struct KernelLayout {
     pub(super) hot_current: Option<u64>,
     /// Where the pages of files are; `None` if this kernel keeps them otherwise.
     pub(super) cache: Option<PageCacheLayout>,
+    /// Of modules; `None` if this kernel keeps them otherwise.
+    pub(super) module: Option<ModuleLayout>,
 }
 
 /// Of `struct task_struct`.
@@ -61,6 +63,36 @@ pub(super) struct PageCacheLayout {
     pub(super) page_size: u64,
 }
 
+/// Of `struct module` and its `struct mod_kallsyms`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct ModuleLayout {
+    pub(super) name: u64,
+    pub(super) code: u64,
+    pub(super) code_size: u64,
+    pub(super) symbols: u64,
+    pub(super) symbol_table: u64,
+    pub(super) symbol_count: u64,
+    pub(super) names: u64,
+}
+
+impl ModuleLayout {
+    fn new(types: &BtfTypes) -> Option<Self> {
+        let module = |path| types.offset("module", path);
+        let symbols = |path| types.offset("mod_kallsyms", path);
+        // Since Linux 6.4 the first of an array is the code.
+        let memory = |path| Some(module("mem")? + types.offset("module_memory", path)?);
+        Some(Self {
+            name: module("name")?,
+            code: module("core_layout.base").or_else(|| memory("base"))?,
+            code_size: module("core_layout.text_size").or_else(|| memory("size"))?,
+            symbols: module("kallsyms")?,
+            symbol_table: symbols("symtab")?,
+            symbol_count: symbols("num_symtab")?,
+            names: symbols("strtab")?,
+        })
+    }
+}
+
 impl KernelLayout {
     /// The layout by a kernel's types; `None` if these lack a member.
     pub(super) fn new(types: &BtfTypes) -> Option<Self> {
@@ -97,6 +129,7 @@ impl KernelLayout {
             },
             hot_current: types.offset("pcpu_hot", "current_task"),
             cache: PageCacheLayout::new(types),
+            module: ModuleLayout::new(types),
         })
     }
 }

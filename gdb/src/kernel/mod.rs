@@ -5,6 +5,7 @@ mod btf;
 mod elf;
 mod kallsyms;
 mod layout;
+mod modules;
 #[cfg(test)]
 mod process_tests;
 mod processes;
@@ -15,5 +16,6 @@ mod tests;
 pub use btf::BtfTypes;
 pub use elf::symbols_to_elf;
 pub use kallsyms::{KallsymsTables, KernelSymbol, SearchBudget};
+pub use modules::{LoadedModule, ModuleFunction};
 pub use processes::{KernelTask, LinuxKernel, MappedCode};
 pub use search::{find_symbols, symbol_file};

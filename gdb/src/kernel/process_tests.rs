@@ -3,7 +3,9 @@
 use hindsight_cpu::state::CpuState;
 
 use super::kallsyms::KernelSymbol;
-use super::layout::{FileLayout, KernelLayout, PageCacheLayout, TaskLayout, VmaLayout};
+use super::layout::{
+    FileLayout, KernelLayout, ModuleLayout, PageCacheLayout, TaskLayout, VmaLayout,
+};
 use super::processes::LinuxKernel;
 use crate::memory::LinearMemory;
 use crate::test_ram::FlatRam;
@@ -61,6 +63,15 @@ fn kernel() -> LinuxKernel {
             node_entries: 8,
             page_index: 8,
             page_size: 64,
+        }),
+        module: Some(ModuleLayout {
+            name: 0,
+            code: 0x40,
+            code_size: 0x48,
+            symbols: 0x50,
+            symbol_table: 0,
+            symbol_count: 8,
+            names: 16,
         }),
     };
     let symbol = |address, name: &str| KernelSymbol {
@@ -193,4 +204,47 @@ fn file_is_read_from_the_page_cache_up_to_a_page_that_is_missing() {
     assert_eq!(contents(&ram).unwrap(), []);
     put(&mut ram, 0x3208, &[page(0x12)]);
     assert_eq!(contents(&ram).unwrap(), []);
+}
+
+#[test]
+fn module_has_the_functions_in_its_code() {
+    let (mut ram, state) = ram();
+    let code = 0xffff_ffff_c000_0000_u64;
+    ram.write(0x3000, b"overlay\0");
+    put(&mut ram, 0x3040, &[code, 0x1000, MAP + 0x3100]);
+    put(&mut ram, 0x3100, &[MAP + 0x3200, 4, MAP + 0x3400]);
+    // Name and type; address and size.
+    let symbols = [
+        [0x2_0000_0001, code + 0x10, 0x20],
+        [0x1_0000_0001, code + 0x30, 0x20],
+        [0x2_0000_0001, code + 0x1000, 0x20],
+        [0x2_0000_0006, code + 0x40, 0x20],
+    ];
+    for (n, symbol) in symbols.iter().enumerate() {
+        put(&mut ram, 0x3200 + 24 * n, symbol);
+    }
+    ram.write(0x3400, b"\0open\0close\0");
+    let module = |ram: &FlatRam| {
+        let linear = LinearMemory {
+            memory: ram,
+            state: &state,
+        };
+        kernel().module(&linear, MAP + 0x3000)
+    };
+    let found = module(&ram).unwrap();
+    assert_eq!(
+        (found.name.as_str(), found.start, found.len),
+        ("overlay", code, 0x1000)
+    );
+    let names: Vec<_> = found
+        .functions
+        .iter()
+        .map(|f| (f.address - code, f.name.as_str()))
+        .collect();
+    assert_eq!(names, [(0x10, "open"), (0x40, "close")]);
+    put(&mut ram, 0x3108, &[u64::MAX]);
+    assert_eq!(module(&ram), None, "too many symbols");
+    put(&mut ram, 0x3108, &[4]);
+    ram.write(0x3000, &[b'x'; 56]);
+    assert_eq!(module(&ram), None, "a name without an end");
 }

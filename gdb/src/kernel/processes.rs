@@ -66,16 +66,16 @@ fn read_array<const N: usize>(linear: &LinearMemory<'_>, at: u64) -> Option<[u8;
     linear.read(at, N).try_into().ok()
 }
 
-fn read_u32(linear: &LinearMemory<'_>, at: u64) -> Option<u32> {
+pub(super) fn read_u32(linear: &LinearMemory<'_>, at: u64) -> Option<u32> {
     read_array(linear, at).map(u32::from_le_bytes)
 }
 
-fn read_u64(linear: &LinearMemory<'_>, at: u64) -> Option<u64> {
+pub(super) fn read_u64(linear: &LinearMemory<'_>, at: u64) -> Option<u64> {
     read_array(linear, at).map(u64::from_le_bytes)
 }
 
 /// Reads a pointer to the kernel's half of the addresses.
-fn read_pointer(linear: &LinearMemory<'_>, at: u64) -> Option<u64> {
+pub(super) fn read_pointer(linear: &LinearMemory<'_>, at: u64) -> Option<u64> {
     read_u64(linear, at).filter(|&pointer| pointer >> 47 == 0x1_ffff)
 }
 
@@ -98,6 +98,10 @@ impl LinuxKernel {
     #[cfg(test)]
     pub(super) const fn from_parts(symbols: Vec<KernelSymbol>, layout: KernelLayout) -> Self {
         Self { symbols, layout }
+    }
+
+    pub(super) const fn layout(&self) -> &KernelLayout {
+        &self.layout
     }
 
     /// The kernel's symbols.

@@ -217,7 +217,6 @@ impl PreparedMachine {
             (Some(_), Some(host)) => executed_by_kvm(host, leaf, subleaf),
             _ => hindsight_interp::supported_cpuid(leaf, subleaf),
         };
-        let supported = limit_address_bits(firmware_address_bits(&self.layout), supported);
         tracing::debug!(
             "CPU profile {}: {facilities:?}, TSC {tsc_hz} Hz",
             self.config.cpu
@@ -227,7 +226,7 @@ impl PreparedMachine {
             layout: &self.layout,
             facilities,
             tsc_hz,
-            supported: &supported,
+            supported: &limit_address_bits(firmware_address_bits(&self.layout), supported),
             deterministic: self.seed.is_some(),
         }
         .build(self.memory, (policy, self.forced), self.devices, sinks)?;

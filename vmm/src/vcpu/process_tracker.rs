@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use hindsight_cpu::state::{CpuState, gpr};
 use hindsight_cpu::stops::{MsrStops, StopConditions};
 use hindsight_export::{ElfCode, Function};
-use hindsight_gdb::kernel::{KernelSymbol, KernelTask, LinuxKernel};
+use hindsight_gdb::kernel::{KernelSymbol, KernelTask, LinuxKernel, ModuleFunction};
 use hindsight_gdb::memory::LinearMemory;
 use hindsight_gdb::target::PhysicalMemory;
 use hindsight_regs::msr as regs;
@@ -45,6 +45,8 @@ enum Hook {
     Map,
     /// `perf_event_fork(task)`: a task begins.
     Fork,
+    /// `do_init_module(module)`: a module is loaded.
+    Module,
 }
 
 /// The functions that are hooked.
@@ -54,6 +56,9 @@ const HOOKS: [(&str, Hook); 4] = [
     ("perf_event_mmap", Hook::Map),
     ("perf_event_fork", Hook::Fork),
 ];
+
+/// A function that not every kernel has.
+const MODULE_HOOK: (&str, Hook) = ("do_init_module", Hook::Module);
 
 /// What a vCPU traces after a stop.
 #[derive(Debug, Default)]
@@ -174,8 +179,10 @@ impl ProcessTracker {
         };
         let kernel = LinuxKernel::find(&linear, &|| false)?;
         let address = |&(name, hook): &(&str, Hook)| Some((kernel.address(name)?, hook));
-        let hooks: Vec<_> = HOOKS.iter().filter_map(address).collect();
-        (hooks.len() == HOOKS.len()).then_some(TrackedKernel {
+        let mut hooks: Vec<_> = HOOKS.iter().filter_map(address).collect();
+        let is_complete = hooks.len() == HOOKS.len();
+        hooks.extend(address(&MODULE_HOOK));
+        is_complete.then_some(TrackedKernel {
             kernel,
             hooks,
             files: HashMap::new(),
@@ -217,6 +224,7 @@ impl ProcessTracker {
                 }
             }
             Hook::Map => events.log = tracked.map(&linear, first).unwrap_or_default(),
+            Hook::Module => events.log.extend(tracked.module(&linear, first)),
             Hook::Fork => events.log.extend(tracked.fork(&linear, first)),
         }
         Some(events)
@@ -247,6 +255,24 @@ impl TrackedKernel {
             pid: task.pid,
             tgid: task.tgid,
             name: task.name(),
+        })
+    }
+
+    /// A module that is loaded, with its functions.
+    fn module(&mut self, linear: &LinearMemory<'_>, at: u64) -> Option<ProcessEvent> {
+        let module = self.kernel.module(linear, at)?;
+        let count = self.functions + module.functions.len();
+        if count > FUNCTIONS_MAX {
+            return None;
+        }
+        self.functions = count;
+        let functions = module.functions.into_iter();
+        let relative = |f: ModuleFunction| LoggedFunction(f.address - module.start, f.size, f.name);
+        Some(ProcessEvent::Module {
+            name: module.name,
+            start: module.start,
+            len: module.len,
+            functions: functions.map(relative).collect(),
         })
     }
 
