@@ -351,13 +351,16 @@ fn exits(i: &Instruction, kind: StepKind) -> bool {
 
 /// Whether the translator can rename all operands of an integer instruction.
 ///
-/// They are general registers, immediates, and memory with 64-bit addresses. AH, CH, DH and BH are
-/// excluded.
+/// They are general registers, immediates, and memory with 64-bit addresses. AH, CH, DH and BH can
+/// only be moved to another register or to memory.
 fn is_plain(i: &Instruction) -> bool {
     let address = |r: Register| r == Register::None || r == Register::RIP || r.is_gpr64();
-    let high = |r: Register| matches!(r, Register::AH | Register::CH | Register::DH | Register::BH);
+    let moves = matches!(i.mnemonic(), M::Mov | M::Movzx | M::Movsx);
     (0..i.op_count()).all(|n| match i.op_kind(n) {
-        OpKind::Register => i.op_register(n).is_gpr() && !high(i.op_register(n)),
+        OpKind::Register => {
+            let register = i.op_register(n);
+            register.is_gpr() && (!is_high_byte(register) || moves && n == 1)
+        }
         OpKind::Memory => {
             address(i.memory_base())
                 && address(i.memory_index())
@@ -376,6 +379,14 @@ fn is_plain(i: &Instruction) -> bool {
         | OpKind::Immediate32to64 => true,
         _ => false,
     }) && !is_offset_form(i.code())
+}
+
+/// Whether a register is bits 8 to 15 of a general register.
+pub(crate) fn is_high_byte(register: Register) -> bool {
+    matches!(
+        register,
+        Register::AH | Register::CH | Register::DH | Register::BH
+    )
 }
 
 /// Whether an instruction moves between the accumulator and an absolute address.

@@ -208,7 +208,26 @@ impl Program {
         self.add(instruction);
     }
 
+    /// Moves AH, CH, DH or BH.
+    fn move_high_byte(&mut self, a: Register) {
+        let from = Register::AH + self.random.below(4) as u32;
+        let instruction = match self.random.below(4) {
+            0 => Instruction::with2(Code::Movzx_r32_rm8, sized(a.full_register(), 4), from),
+            1 => Instruction::with2(Code::Movsx_r32_rm8, sized(a.full_register(), 4), from),
+            2 => Instruction::with2(Code::Mov_rm8_r8, sized(a.full_register(), 1), from),
+            _ => {
+                let m = self.memory();
+                Instruction::with2(Code::Mov_rm8_r8, m, from)
+            }
+        };
+        // Registers that need a REX prefix cannot be combined with these.
+        self.add(instruction);
+    }
+
     fn extend(&mut self, a: Register, b: Register, n: usize) {
+        if self.random.chance(4) {
+            return self.move_high_byte(a);
+        }
         let code = [
             Code::Movzx_r32_rm8,
             Code::Movsx_r64_rm16,

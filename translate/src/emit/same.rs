@@ -1,9 +1,9 @@
 //! Emits instructions as they are, with renamed registers and a host address.
 
 use super::{Emitter, Retry, named};
-use crate::analysis::{FlagVisibility, UnitStep, accesses_memory};
+use crate::analysis::{FlagVisibility, UnitStep, accesses_memory, is_high_byte};
 use crate::asm::{ADDR, Host, Rm, TEMP};
-use iced_x86::{Instruction, Mnemonic as M, OpKind, Register};
+use iced_x86::{Code, Instruction, Mnemonic as M, OpKind, Register};
 
 /// Replaces the memory operand by the memory at R10.
 pub(super) fn redirect(i: &mut Instruction) {
@@ -64,6 +64,14 @@ impl Emitter<'_> {
             if !register.is_gpr() {
                 continue;
             }
+            if is_high_byte(register) {
+                let Some(host) = free.next().filter(|_| self.addresses.bmi2) else {
+                    return self.cannot();
+                };
+                self.copy_high_byte(host, register)?;
+                i.set_op_register(n, named(host, 1));
+                continue;
+            }
             let full = register.full_register();
             let host = match self.home(register) {
                 Rm::Reg(host) => host,
@@ -89,5 +97,13 @@ impl Emitter<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Copies AH, CH, DH or BH to the low byte of a host register, without changing the flags.
+    fn copy_high_byte(&mut self, to: Host, from: Register) -> Result<(), Retry> {
+        let code = Code::VEX_Rorx_r32_rm32_imm8;
+        let from = from.full_register32();
+        let rotate = Instruction::with3(code, named(to, 4), from, 8_u32);
+        self.encode(&rotate.map_err(|_| Retry::End(self.at))?)
     }
 }
