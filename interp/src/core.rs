@@ -246,22 +246,46 @@ impl Core {
         !self.mode.is_64bit() && self.cs().limit != u32::MAX
     }
 
+    /// The current process-context identifier.
+    pub(crate) fn pcid(&self) -> u16 {
+        if self.cr4(Cr4::PCIDE) {
+            (self.state.cr3 & 0xfff) as u16
+        } else {
+            0
+        }
+    }
+
     /// Flushes all translations from the TLBs.
     pub(crate) fn flush_tlb(&mut self) {
-        self.mmu.flush();
+        self.mmu.flush(self.pcid());
         self.new_code_context();
     }
 
-    /// Flushes the translations that a load of CR3 invalidates: all but global ones.
+    /// Flushes the translations of all process contexts, but not global ones.
     pub(crate) fn flush_local_tlb(&mut self) {
-        self.mmu.flush_locals();
+        self.mmu.flush_locals(self.pcid());
         self.new_code_context();
+    }
+
+    /// Makes the process context of CR3 current.
+    ///
+    /// Flushes its translations but global ones, unless `keep`.
+    pub(crate) fn load_context(&mut self, keep: bool) {
+        let change = self.mmu.load_context(self.pcid(), keep);
+        self.update_rights();
+        self.code.select_context(change.index, change.keeps);
+        self.update_context();
     }
 
     /// INVLPG.
     pub(crate) fn invalidate_page(&mut self, lin: u64) {
-        self.mmu.evict(lin);
-        self.new_code_context();
+        let large = self.mmu.evict(lin);
+        if large {
+            self.new_code_context();
+        } else {
+            self.code.forget_jumps(lin);
+        }
+        self.jit.evict(lin, large);
     }
 
     /// Invalidates what is known about which code is at which RIP.

@@ -87,6 +87,25 @@ pub struct Stats {
     pub translated_bytes: u64,
     /// Number of times that all translated code was dropped.
     pub evictions: u64,
+    /// How often translated code was left.
+    pub unit_exits: UnitExits,
+}
+
+/// How often translated code was left, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct UnitExits {
+    /// Before an instruction that the interpreter executes.
+    pub instructions: u64,
+    /// At a direct branch to code that is not translated.
+    pub edges: u64,
+    /// At a branch to another page whose target the jump cache does not have.
+    pub jumps: u64,
+    /// At the end of a slice.
+    pub slices: u64,
+    /// To process recorded branches.
+    pub branches: u64,
 }
 
 /// One virtual processor, run by the interpreter.
@@ -238,6 +257,7 @@ impl Vcpu {
             units: jit.units,
             translated_bytes: bytes as u64,
             evictions: jit.evictions,
+            unit_exits: jit.exits,
         }
     }
 

@@ -114,7 +114,7 @@ mod transaction;
 mod translate;
 mod width;
 
-pub use interpreter::{Exit, Kicker, Stats, Vcpu};
+pub use interpreter::{Exit, Kicker, Stats, UnitExits, Vcpu};
 pub use memory::{Memory, MemoryError, RegionSpec};
 pub use model_platform::{InterruptController, ModelPlatform, NoDevices, NoInterrupts};
 pub use platform::{

@@ -252,7 +252,7 @@ impl Core {
                 self.load_pdptrs(image.cr3.into())?;
             }
             self.state.cr3 = image.cr3.into();
-            self.flush_local_tlb();
+            self.load_context(false);
         }
         self.change_debug_registers(DebugRegisters::switch_task);
         self.update_debug();

@@ -5,7 +5,9 @@ use std::mem::offset_of;
 /// Entries of a TLB. Code indexes it by one byte of the page number.
 pub(crate) const TLB_ENTRIES: usize = 256;
 /// Entries of a jump cache, a power of two.
-pub(crate) const JUMPS: usize = 1024;
+pub(crate) const JUMPS: usize = 1 << JUMP_BITS;
+/// Binary logarithm of the number of entries of a jump cache.
+pub(crate) const JUMP_BITS: u8 = 12;
 /// Number of run counters, each for one block.
 pub(crate) const RUN_COUNTERS: usize = 1 << 16;
 
@@ -78,7 +80,7 @@ pub(crate) struct Context {
 }
 
 /// The TLB for code with one kind of [`Rights`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[repr(C)]
 pub(crate) struct TlbArrays {
     pub(crate) read_tag: [u64; TLB_ENTRIES],
@@ -97,12 +99,18 @@ pub(crate) struct JumpEntry {
     pub(crate) entry: u64,
     /// Instructions that entering the unit subtracts from the budget.
     pub(crate) charge: u64,
-    pub(crate) unused: u64,
+    /// 1 if the code is in a global page, else 0.
+    pub(crate) global: u64,
 }
 
 /// Binary logarithm of the size of an entry of a jump cache.
 pub(crate) const JUMP_SHIFT: u8 = 5;
 const _: () = assert!(size_of::<JumpEntry>() == 1 << JUMP_SHIFT);
+
+/// Returns the jump cache index of a RIP.
+pub(crate) fn jump_index(rip: u64) -> usize {
+    usize::try_from((rip ^ rip >> JUMP_BITS) & (JUMPS as u64 - 1)).unwrap_or(0)
+}
 
 /// All data of one translator.
 #[derive(Debug)]
@@ -129,6 +137,6 @@ pub(crate) const fn jumps_offset(rights: Rights) -> usize {
 }
 
 /// Returns the offset of a run counter.
-pub(crate) const fn run_offset(slot: u32) -> usize {
-    offset_of!(Data, runs) + slot as usize * size_of::<u64>()
+pub(crate) const fn run_offset(counter: u32) -> usize {
+    offset_of!(Data, runs) + counter as usize * size_of::<u64>()
 }

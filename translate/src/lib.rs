@@ -24,21 +24,24 @@ mod analysis;
 mod arena;
 mod asm;
 mod emit;
+mod entry;
 mod flags;
 mod layout;
 mod stubs;
+mod tables;
 mod translator;
+mod unit;
 mod vector;
 mod vector_stubs;
 
 pub use analysis::{
     BranchFormat, BranchKind, FlagEffects, Follow, GuestBlock, GuestInstruction, UnitSource,
 };
+pub use entry::{Entry, EntryState, Left, UnitExit};
 pub use flags::{FlagKind, FlagState, FlagStep};
 pub use layout::Rights;
-pub use translator::{
-    Callback, EdgeId, Entry, EntryState, Left, NotTranslated, Translator, Unit, UnitBlock,
-    UnitExit, UnitId,
-};
+pub use tables::{JumpKeys, TlbKey};
+pub use translator::{Callback, Translator};
+pub use unit::{EdgeId, NotTranslated, Unit, UnitBlock, UnitId};
 pub use vector::VectorLevel;
 pub use vector_stubs::wide_moves;

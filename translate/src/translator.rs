@@ -5,14 +5,15 @@
     reason = "generated code is entered, and its data are in its arena"
 )]
 
-use crate::analysis::{BranchFormat, UnitAnalysis, UnitSource};
+use crate::analysis::{UnitAnalysis, UnitSource};
 use crate::arena::Arena;
 use crate::emit::{Addresses, Emitter, ExitPoint, FirstNumbers, Retry, UnitCode};
+use crate::entry::{Entry, EntryState, Left, UnitExit};
 use crate::flags::FlagState;
-use crate::layout::{
-    Context, Data, JUMPS, JumpEntry, RUN_COUNTERS, Rights, TLB_ENTRIES, unused_tag,
-};
+use crate::layout::{Context, Data, JumpEntry, Rights};
 use crate::stubs::{self, Stubs};
+use crate::tables::{JumpKeys, Tables, TlbKey};
+use crate::unit::{EdgeId, NotTranslated, Unit, UnitBlock, UnitId};
 use crate::vector::VectorLevel;
 use std::io;
 use std::ptr::NonNull;
@@ -26,96 +27,6 @@ pub type Callback = extern "sysv64" fn(data: usize, linear: u64, exit: u32) -> u
 
 /// The default MXCSR, which Rust code requires.
 const HOST_MXCSR: u32 = 0x1f80;
-
-/// Identifies a unit; valid until [`Translator::reset`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct UnitId(u32);
-
-impl UnitId {
-    /// The unit's number; units are numbered from 0.
-    pub const fn index(self) -> usize {
-        self.0 as usize
-    }
-}
-
-/// Identifies an edge; valid until [`Translator::reset`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EdgeId(u32);
-
-/// Why a unit was not translated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum NotTranslated {
-    /// The unit would have too few instructions to be worth entering.
-    ///
-    /// If the instruction that ends it, which the caller must execute, is in the first block, the
-    /// value is the index of that instruction.
-    TooShort(Option<usize>),
-    /// The code memory is full; [`Translator::reset`] empties it.
-    Full,
-}
-
-/// A guest block that a unit contains.
-#[derive(Clone, Copy, Debug)]
-pub struct UnitBlock {
-    /// RIP of its first instruction.
-    pub rip: u64,
-    /// Number of its instructions.
-    pub count: u32,
-}
-
-/// A unit: a piece of translated code.
-#[derive(Debug)]
-pub struct Unit {
-    /// The guest blocks of the unit.
-    ///
-    /// The code begins at the instruction [`Unit::start`] of the first block. It may end before the
-    /// end of the last block, at an instruction that the caller must execute.
-    pub blocks: Vec<UnitBlock>,
-    /// Index in the first block of the instruction at which the code begins.
-    pub start: usize,
-    /// Index of the instruction that ends the code because the caller must execute it.
-    ///
-    /// `None` unless that instruction is in the first block.
-    pub stop: Option<usize>,
-    /// The rights with which the unit accesses memory.
-    pub rights: Rights,
-    /// How the unit records branches; `None` if it records none.
-    pub branch_format: Option<BranchFormat>,
-    /// The vector registers that the unit uses.
-    pub vectors: VectorLevel,
-    /// Instructions of all blocks: what other units subtract from the budget.
-    charge: u32,
-    /// Entry addresses for other units.
-    ///
-    /// `code` checks that the vector registers are loaded, `loaded` is for units that have loaded
-    /// them, and `entry` is for the caller.
-    code: u64,
-    loaded: u64,
-    entry: u64,
-    sees_flags: bool,
-    incoming: Vec<u32>,
-}
-
-impl Unit {
-    /// Instructions of all blocks but the first.
-    ///
-    /// The caller has charged the first block already, and charges these before it enters the unit.
-    pub fn charge_beyond_first(&self) -> u32 {
-        self.charge - self.blocks.first().map_or(0, |b| b.count)
-    }
-
-    /// Instructions of all blocks, without those before [`Unit::start`].
-    pub fn charge_from_start(&self) -> u32 {
-        self.charge - u32::try_from(self.start).unwrap_or(0)
-    }
-
-    /// Instructions of a block from `index` to its end.
-    pub fn rest_of_block(&self, block: usize, index: usize) -> i64 {
-        let count = self.blocks.get(block).map_or(0, |b| i64::from(b.count));
-        count - i64::try_from(index).unwrap_or(count)
-    }
-}
 
 /// An edge of a unit: its code addresses, and the unit that it is linked to.
 #[derive(Clone, Copy, Debug)]
@@ -132,114 +43,6 @@ struct LiveEdge {
     target: Option<u32>,
 }
 
-/// The caller's state when it enters translated code.
-#[derive(Clone, Copy, Debug)]
-pub struct EntryState {
-    /// Cycles that the code may use before it must be left.
-    pub budget: i64,
-    /// Bases of FS and GS.
-    pub segment_base: [u64; 2],
-    /// The first argument of the callback.
-    pub callback_data: usize,
-    /// Address of the branch buffer's next entry.
-    pub branch_next: usize,
-    /// Address of the entry at which the buffer must be processed.
-    pub branch_due: usize,
-    /// Address of the guest's vector registers.
-    ///
-    /// 32 registers of 64 bytes, followed by 8 opmask registers of 8 bytes.
-    pub vectors: usize,
-    /// The vector registers that translated code may use.
-    ///
-    /// [`VectorLevel::None`] unless all floating-point exceptions of MXCSR are masked.
-    pub vectors_allowed: VectorLevel,
-    /// MXCSR.
-    pub mxcsr: u32,
-    /// Instructions that will have retired when the budget is used up, modulo 2^32.
-    pub end_stamp: u32,
-}
-
-/// Where and why translated code was left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UnitExit {
-    /// Before an instruction that the caller must execute.
-    Instruction {
-        /// The unit.
-        unit: UnitId,
-        /// Index of the block.
-        block: usize,
-        /// Index of the instruction.
-        index: usize,
-    },
-    /// At an edge that is not linked; [`Translator::link`] can link it to a unit.
-    Edge {
-        /// RIP.
-        rip: u64,
-        /// The edge.
-        edge: EdgeId,
-    },
-    /// At a direct jump to another page whose target is not in the jump cache.
-    Jump {
-        /// RIP.
-        rip: u64,
-    },
-    /// At a jump to a unit that has more instructions than the budget has left.
-    Budget {
-        /// RIP.
-        rip: u64,
-        /// Instructions of that unit, if known.
-        charge: Option<u32>,
-    },
-    /// After a branch was recorded that fills the branch buffer.
-    Branches {
-        /// RIP.
-        rip: u64,
-    },
-}
-
-/// The guest's state when translated code was left.
-#[derive(Clone, Copy, Debug)]
-pub struct Left {
-    /// Where and why the code was left.
-    pub exit: UnitExit,
-    /// The rest of the budget.
-    pub budget: i64,
-    /// The values from which the arithmetic flags are computed.
-    pub flags: FlagState,
-    /// Address of the branch buffer's next entry.
-    pub branch_next: usize,
-    /// MXCSR.
-    pub mxcsr: u32,
-}
-
-/// Translated code that [`Translator::prepare`] has made ready to run.
-#[derive(Clone, Copy, Debug)]
-#[must_use]
-pub struct Entry {
-    enter: u64,
-}
-
-impl Entry {
-    /// Runs the code until it is left.
-    ///
-    /// # Safety
-    /// - `registers` must point to the guest's 16 general registers in the order of their encoding,
-    ///   valid for reads and writes.
-    /// - The translator must not be borrowed, and must not be reset before this returns.
-    /// - The pages that were passed to [`Translator::enter_page`] since the last flush must be
-    ///   valid guest memory.
-    /// - The branch buffer of [`EntryState`] must have room up to the entry at which it must be
-    ///   processed.
-    /// - The vector registers of [`EntryState`] must be valid for reads and writes.
-    pub unsafe fn run(self, registers: *mut u64) {
-        let enter = usize::try_from(self.enter).unwrap_or(0);
-        let code = std::ptr::with_exposed_provenance::<u8>(enter);
-        // SAFETY: the stub is a function with this signature.
-        let enter: extern "sysv64" fn(*mut u64) = unsafe { std::mem::transmute(code) };
-        enter(registers);
-    }
-}
-
 /// The translator of one processor.
 #[derive(Debug)]
 pub struct Translator {
@@ -251,11 +54,7 @@ pub struct Translator {
     units: Vec<Unit>,
     edges: Vec<LiveEdge>,
     exits: Vec<(UnitId, ExitPoint)>,
-    run_counters: u32,
-    /// Indices of the used entries of each jump cache, by [`Rights`].
-    jumps_used: [Vec<u16>; 2],
-    /// Whether a TLB may contain entries, by [`Rights`].
-    tlb_used: [bool; 2],
+    tables: Tables,
 }
 
 /// Minimum length of a unit: entering a shorter one costs more than it saves.
@@ -281,7 +80,10 @@ impl Translator {
             load_vectors: stubs.load_vectors,
             bmi2: std::arch::is_x86_feature_detected!("bmi2"),
         };
-        let mut translator = Self {
+        // SAFETY: the arena belongs to the translator, which refers to the tables only through
+        // this.
+        let tables = unsafe { Tables::new(arena.data().cast()) };
+        Ok(Self {
             shared: arena.used(),
             arena,
             stubs,
@@ -289,17 +91,8 @@ impl Translator {
             units: Vec::new(),
             edges: Vec::new(),
             exits: Vec::new(),
-            run_counters: 0,
-            jumps_used: Default::default(),
-            tlb_used: [true; 2],
-        };
-        for rights in [Rights::Supervisor, Rights::User] {
-            translator.flush_tlb(rights);
-            for index in 0..JUMPS {
-                translator.clear_jump(rights, index);
-            }
-        }
-        Ok(translator)
+            tables,
+        })
     }
 
     fn data(&self) -> NonNull<Data> {
@@ -315,27 +108,17 @@ impl Translator {
     ///
     /// Returns `None` if all counters are in use.
     pub fn run_counter(&mut self) -> Option<u32> {
-        let slot = self.run_counters;
-        if slot as usize >= RUN_COUNTERS {
-            return None;
-        }
-        self.run_counters += 1;
-        Some(slot)
+        self.tables.run_counter()
     }
 
     /// Returns how often translated code has entered the block of a counter.
-    pub fn runs(&self, slot: u32) -> u64 {
-        assert!((slot as usize) < RUN_COUNTERS);
-        // SAFETY: within the array; no code runs.
-        unsafe { (&raw const (*self.data().as_ptr()).runs[slot as usize]).read() }
+    pub fn runs(&self, counter: u32) -> u64 {
+        self.tables.runs(counter)
     }
 
     /// Like [`Translator::runs`], and resets the counter to 0.
-    pub fn take_runs(&self, slot: u32) -> u64 {
-        let runs = self.runs(slot);
-        // SAFETY: within the array, as `runs` has checked; no code runs, and nothing refers to it.
-        unsafe { (&raw mut (*self.data().as_ptr()).runs[slot as usize]).write(0) };
-        runs
+    pub fn take_runs(&self, counter: u32) -> u64 {
+        self.tables.take_runs(counter)
     }
 
     /// Bytes of translated code, without the stubs.
@@ -505,75 +288,49 @@ impl Translator {
         }
         let unit = &self.units[unit.0 as usize];
         let rip = unit.blocks.first().map_or(0, |b| b.rip);
-        let (rights, code) = (unit.rights, unit.code);
-        let index = jump_index(rip);
-        if self.jump(rights, index).entry == code {
-            self.clear_jump(rights, index);
-        }
+        self.tables.remove_jump(unit.rights, rip, unit.code);
     }
 
-    fn jump(&self, rights: Rights, index: usize) -> JumpEntry {
-        // SAFETY: within the array, as `jump_index` and the loops over it guarantee; no code runs.
-        unsafe { (&raw const (*self.data().as_ptr()).jumps[rights as usize][index]).read() }
-    }
-
-    fn set_jump_entry(&mut self, rights: Rights, index: usize, jump: JumpEntry) {
-        // SAFETY: as in `jump`.
-        unsafe { (&raw mut (*self.data().as_ptr()).jumps[rights as usize][index]).write(jump) };
-    }
-
-    fn clear_jump(&mut self, rights: Rights, index: usize) {
-        let unused = JumpEntry {
-            // No RIP with this tag maps to this index.
-            tag: index as u64 ^ 1,
-            entry: 0,
-            charge: 0,
-            unused: 0,
-        };
-        self.set_jump_entry(rights, index, unused);
-    }
-
-    /// Enters a unit into the jump cache, until [`Translator::flush_jumps`].
+    /// Enters a unit into the jump cache, so that jumps from other pages find it.
     ///
-    /// Jumps from other pages then find it. Does nothing for a unit that does not begin with a
-    /// block.
-    pub fn set_jump(&mut self, unit: UnitId) {
+    /// Does nothing for a unit that does not begin with a block. `is_global` says whether the
+    /// unit's page is global.
+    pub fn set_jump(&mut self, unit: UnitId, is_global: impl FnOnce() -> bool) {
         let unit = &self.units[unit.0 as usize];
-        let (rights, Some(first)) = (unit.rights, unit.blocks.first()) else {
+        let Some(first) = unit.blocks.first().filter(|_| unit.start == 0) else {
             return;
         };
-        if unit.start != 0 {
+        if self.tables.has_jump(unit.rights, first.rip, unit.code) {
             return;
         }
-        let index = jump_index(first.rip);
         let jump = JumpEntry {
             tag: first.rip,
             entry: unit.code,
             charge: unit.charge.into(),
-            unused: 0,
+            global: is_global().into(),
         };
-        if self.jump(rights, index).entry != jump.entry {
-            self.jumps_used[rights as usize].push(u16::try_from(index).unwrap_or(0));
-            self.set_jump_entry(rights, index, jump);
-        }
+        self.tables.add_jump(unit.rights, jump);
     }
 
-    /// Empties the jump cache for code with these rights.
-    pub fn flush_jumps(&mut self, rights: Rights) {
-        for index in std::mem::take(&mut self.jumps_used[rights as usize]) {
-            self.clear_jump(rights, index.into());
-        }
+    /// Makes the jump cache for code with these rights valid for new keys.
+    ///
+    /// Its entries are those that it had when the keys were current before. If `saves`, the entries
+    /// of the current local key are saved, because that can become current again.
+    pub fn select_jumps(&mut self, rights: Rights, keys: JumpKeys, saves: bool) {
+        self.tables.select_jumps(rights, keys, saves);
     }
 
-    /// Empties the TLB for accesses with these rights.
-    pub fn flush_tlb(&mut self, rights: Rights) {
-        if !std::mem::take(&mut self.tlb_used[rights as usize]) {
-            return;
-        }
-        // SAFETY: the arrays are within the data, and no code runs.
-        let tlb = unsafe { &mut (*self.data().as_ptr()).tlb[rights as usize] };
-        tlb.read_tag = std::array::from_fn(unused_tag);
-        tlb.write_tag = std::array::from_fn(unused_tag);
+    /// Makes the TLB for accesses with these rights valid for a key, like
+    /// [`Translator::select_jumps`].
+    pub fn select_tlb(&mut self, rights: Rights, key: TlbKey, saves: bool) {
+        self.tables.select_tlb(rights, key, saves);
+    }
+
+    /// Removes the page that contains a linear address from TLBs and jump caches, for all keys.
+    ///
+    /// If the page may be larger than 4 KiB (`large`), all of them are emptied.
+    pub fn evict(&mut self, linear: u64, large: bool) {
+        self.tables.evict(linear, large);
     }
 
     /// Returns the size in bytes of an exit's memory access, and whether it writes.
@@ -591,27 +348,7 @@ impl Translator {
     /// `host` is the host address of the page's first byte. The callback may call this while code
     /// runs.
     pub fn enter_page(&mut self, rights: Rights, linear: u64, host: u64, write: bool) {
-        debug_assert!(host & 0xfff == 0);
-        let index = (linear >> 12 & (TLB_ENTRIES as u64 - 1)) as usize;
-        self.tlb_used[rights as usize] = true;
-        let tlb = self.data().as_ptr();
-        // SAFETY: the arrays are within the data; code reads them one instruction after the other.
-        unsafe {
-            let tlb = &raw mut (*tlb).tlb[rights as usize];
-            let (tag, to) = if write {
-                (
-                    &raw mut (*tlb).write_tag[index],
-                    &raw mut (*tlb).write_host[index],
-                )
-            } else {
-                (
-                    &raw mut (*tlb).read_tag[index],
-                    &raw mut (*tlb).read_host[index],
-                )
-            };
-            tag.write(linear & !0xfff);
-            to.write(host);
-        }
+        self.tables.enter_page(rights, linear, host, write);
     }
 
     /// Prepares the entry of a unit.
@@ -696,22 +433,10 @@ impl Translator {
 
     /// Drops all units and run counters.
     pub fn reset(&mut self) {
-        for rights in [Rights::Supervisor, Rights::User] {
-            self.flush_jumps(rights);
-        }
+        self.tables.reset();
         self.units.clear();
         self.edges.clear();
         self.exits.clear();
-        for slot in 0..self.run_counters as usize {
-            // SAFETY: within the array; no code runs.
-            unsafe { (&raw mut (*self.data().as_ptr()).runs[slot]).write(0) };
-        }
-        self.run_counters = 0;
         self.arena.truncate(self.shared);
     }
-}
-
-/// Returns the jump cache index of a RIP.
-fn jump_index(rip: u64) -> usize {
-    usize::try_from(rip & (JUMPS as u64 - 1)).unwrap_or(0)
 }

@@ -21,6 +21,7 @@ use super::block::{Block, BlockPages};
 use super::mix::Mix;
 use super::op::{BlockEntry, BlockOp, Op};
 use crate::memory::PAGE;
+use crate::mmu::CONTEXTS;
 use iced_x86::Instruction;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -33,6 +34,9 @@ const CAPACITY: usize = 1 << 20;
 
 /// The context of unused jump cache entries: valid generations begin with 1.
 const NO_CONTEXT: u64 = 0;
+
+/// The bit of a block key that 64-bit code and flat 32-bit code have.
+const FLAT: u64 = 1 << 3;
 
 /// A multiplicative hash for addresses.
 #[derive(Debug, Default)]
@@ -115,6 +119,14 @@ pub(crate) struct CodeCache<C> {
     stale: bool,
     /// A number that changes whenever code may have moved to another RIP.
     generation: u64,
+    /// The newest generation of any process context.
+    newest: u64,
+    /// The number of calls of [`CodeCache::new_generation`].
+    globals: u64,
+    /// The generation of each process context; 0 if it needs a new one.
+    contexts: [u64; CONTEXTS],
+    /// Index of the current process context.
+    process: usize,
     /// The context that jump cache entries must match: generation, privilege and mode.
     context: u64,
     epoch: u64,
@@ -149,6 +161,10 @@ impl<C> CodeCache<C> {
             killed: None,
             stale: false,
             generation: 1,
+            newest: 1,
+            globals: 1,
+            contexts: [0; CONTEXTS],
+            process: 0,
             context: NO_CONTEXT,
             epoch: 0,
             decoded: 0,
@@ -184,16 +200,57 @@ impl<C> CodeCache<C> {
         gpa | u64::from(key) << 56
     }
 
+    /// Processes use the same addresses, so the index depends on the process context, too.
     #[inline(always)]
-    fn jump_index(rip: u64) -> usize {
-        (rip ^ (rip >> 12)) as usize & (JUMPS - 1)
+    fn jump_index(&self, rip: u64) -> usize {
+        /// Entries between those of an address in two contexts.
+        const STRIDE: usize = 1031;
+        ((rip ^ (rip >> 12)) as usize ^ (self.process * STRIDE)) & (JUMPS - 1)
     }
 
-    /// Invalidates all entries of the jump cache.
+    /// Invalidates all entries of the jump cache, for all process contexts.
     ///
     /// Call [`CodeCache::set_context`] next.
     pub(crate) fn new_generation(&mut self) {
-        self.generation += 1;
+        self.globals += 1;
+        self.contexts = [0; CONTEXTS];
+        self.select_context(self.process, false);
+    }
+
+    /// Makes a process context current. The entries made for it are valid again if `keep`.
+    ///
+    /// Call [`CodeCache::set_context`] next.
+    pub(crate) fn select_context(&mut self, process: usize, keep: bool) {
+        self.contexts[self.process] = self.generation;
+        self.process = process;
+        self.generation = self.contexts[process];
+        if self.generation == 0 || !keep {
+            self.newest += 1;
+            self.generation = self.newest;
+            self.contexts[process] = self.generation;
+        }
+    }
+
+    /// Returns a number that changes whenever code in global pages may have moved.
+    pub(crate) fn globals(&self) -> u64 {
+        self.globals
+    }
+
+    /// Whether entries with a [`CodeCache::context`] can become valid again.
+    pub(crate) fn has_context(&self, context: u64) -> bool {
+        self.generation == context >> 8 || self.contexts.contains(&(context >> 8))
+    }
+
+    /// Invalidates the entries of blocks in the page that contains `lin`, or that reach into it.
+    ///
+    /// Of code whose linear addresses differ from RIP, all entries are invalidated.
+    pub(crate) fn forget_jumps(&mut self, lin: u64) {
+        for jump in self.jumps.iter_mut() {
+            let flat = jump.context & FLAT != 0;
+            if !flat || (lin >> 12).wrapping_sub(jump.rip >> 12) <= 1 {
+                jump.context = NO_CONTEXT;
+            }
+        }
     }
 
     /// Sets the context that jump cache entries must match.
@@ -209,13 +266,13 @@ impl<C> CodeCache<C> {
     /// Returns the block at a RIP if the jump cache has it in the current context.
     #[inline(always)]
     pub(crate) fn jump(&self, rip: u64) -> Option<BlockEntry<C>> {
-        let jump = &self.jumps[Self::jump_index(rip)];
+        let jump = &self.jumps[self.jump_index(rip)];
         (jump.rip == rip && jump.context == self.context).then_some(jump.entry)
     }
 
     /// Enters a block into the jump cache, for the current context.
     pub(crate) fn set_jump(&mut self, rip: u64, entry: BlockEntry<C>) {
-        self.jumps[Self::jump_index(rip)] = Jump {
+        self.jumps[self.jump_index(rip)] = Jump {
             rip,
             context: self.context,
             entry,
@@ -466,6 +523,10 @@ impl<C> CodeCache<C> {
         if self.is_to_be_dropped() {
             *self = Self {
                 generation: self.generation,
+                newest: self.newest,
+                globals: self.globals,
+                contexts: self.contexts,
+                process: self.process,
                 context: self.context,
                 epoch: self.epoch + 1,
                 decoded: self.decoded,

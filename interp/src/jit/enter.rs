@@ -14,7 +14,7 @@ use crate::registers::{Reg, Registers};
 use crate::seg::canonical;
 use crate::thunk::vectors::{AVX, HI16, OPMASK, SSE, Vectors, ZMM_HI};
 use hindsight_regs::cr::{Cr0, Cr4};
-use hindsight_translate::{EdgeId, Entry, EntryState, UnitExit, UnitId, VectorLevel};
+use hindsight_translate::{EdgeId, Entry, EntryState, JumpKeys, UnitExit, UnitId, VectorLevel};
 
 /// The bits of MXCSR that mask all floating-point exceptions.
 const MXCSR_MASKS: u32 = 0x1f80;
@@ -58,7 +58,7 @@ impl Core {
             return None;
         }
         let unit = self.jit.translator.as_ref()?.unit(unit);
-        let fits = set_of(unit.rights).offset() == self.mmu.fast()
+        let fits = self.mmu.is_fast(set_of(unit.rights))
             && self.branches.only_buffers()
             && unit.vectors <= self.usable_vectors();
         fits.then(|| unit.charge_beyond_first())
@@ -205,6 +205,7 @@ impl Core {
             entry.run(registers);
             (*core).left_unit(unit, &state)
         };
+        self.count_exit(left);
         match left {
             UnitExit::Instruction { unit, block, index } => {
                 self.leave_to_instruction(unit, block, index)
@@ -232,6 +233,18 @@ impl Core {
                 self.go_to(rip)
             }
         }
+    }
+
+    fn count_exit(&mut self, exit: UnitExit) {
+        let exits = &mut self.jit.stats.exits;
+        let count = match exit {
+            UnitExit::Instruction { .. } => &mut exits.instructions,
+            UnitExit::Edge { .. } => &mut exits.edges,
+            UnitExit::Jump { .. } => &mut exits.jumps,
+            UnitExit::Budget { .. } => &mut exits.slices,
+            UnitExit::Branches { .. } => &mut exits.branches,
+        };
+        *count += 1;
     }
 
     /// Continues with the block at a RIP, as a branch to that RIP does.
@@ -278,7 +291,7 @@ impl Core {
         left.exit
     }
 
-    /// Flushes the unit's TLB and jump cache if the processor's were flushed.
+    /// Makes the unit's TLB and jump cache valid for the processor's address space.
     ///
     /// Then enters the unit into the jump cache.
     fn prepare_tables(&mut self, unit: UnitId) {
@@ -287,19 +300,34 @@ impl Core {
             return;
         };
         let rights = translator.unit(unit).rights;
-        let epochs = (self.mmu.reads.epoch(), self.mmu.writes.epoch());
-        if jit.tlb_epochs[rights as usize] != epochs {
-            jit.tlb_epochs[rights as usize] = epochs;
-            translator.flush_tlb(rights);
+        let (reads, writes) = (&self.mmu.reads, &self.mmu.writes);
+        let stamps = (reads.stamp(), writes.stamp());
+        let known = &mut jit.tlb_stamps[rights as usize];
+        if *known != stamps {
+            let saves = reads.has_stamp(known.0) && writes.has_stamp(known.1);
+            *known = stamps;
+            translator.select_tlb(rights, stamps, saves);
         }
+        // Units that are entered without a check must record branches in the same way.
+        let cpl = u64::from(self.mode.cpl());
+        let not_taken = u64::from(self.branches.observe().not_taken);
         let context = self.code.context();
-        if jit.contexts[rights as usize] != context {
-            jit.contexts[rights as usize] = context;
-            translator.flush_jumps(rights);
+        let keys = JumpKeys {
+            global: self.code.globals() << 11 | (context & 0xff) << 3 | cpl << 1 | not_taken,
+            local: context,
+        };
+        let known = &mut jit.contexts[rights as usize];
+        if *known != keys {
+            let saves = self.code.has_context(known.local);
+            *known = keys;
+            translator.select_jumps(rights, keys, saves);
         }
         let rip = self.regs.get(Reg::BlockRip);
         if !self.debug.stops.has_breakpoint(rip) {
-            translator.set_jump(unit);
+            let (fetches, set) = (&self.mmu.fetches, self.mmu.rights());
+            translator.set_jump(unit, || {
+                fetches.translation(rip, set).is_some_and(|t| t.global)
+            });
         }
     }
 

@@ -18,8 +18,9 @@ mod source;
 
 use crate::code::{AddressHasher, BlockEntry, OpId, ReplacedHandler};
 use crate::core::Core;
+use crate::interpreter::UnitExits;
 use crate::mmu::TlbSet;
-use hindsight_translate::{Rights, Translator, UnitId};
+use hindsight_translate::{JumpKeys, Rights, TlbKey, Translator, UnitId};
 use source::SourceBlock;
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
@@ -81,6 +82,8 @@ pub(crate) struct JitStats {
     pub(crate) units: u64,
     /// Times that all units were dropped because their memory was full.
     pub(crate) evictions: u64,
+    /// How often units were left.
+    pub(crate) exits: UnitExits,
 }
 
 /// Translated code of one processor.
@@ -96,11 +99,11 @@ pub(crate) struct Jit {
     entries: HashMap<OpId, EntryPoint, BuildHasherDefault<AddressHasher>>,
     /// By index of a block: its run counter, and the units that contain it.
     blocks: HashMap<u32, (u32, Vec<UnitId>)>,
-    /// By [`Rights`]: the epochs of the TLBs for which the translator's TLB is valid.
+    /// By [`Rights`]: the stamps of the TLBs for which the translator's TLB is valid.
     ///
     /// `contexts` is the same for the jump cache.
-    tlb_epochs: [(u64, u64); 2],
-    contexts: [u64; 2],
+    tlb_stamps: [TlbKey; 2],
+    contexts: [JumpKeys; 2],
     stats: JitStats,
     /// The unit that `choose_entry` chose, which runs next.
     chosen: Option<UnitId>,
@@ -121,8 +124,8 @@ impl Default for Jit {
             compiled: Vec::new(),
             entries: HashMap::default(),
             blocks: HashMap::new(),
-            tlb_epochs: [(0, 0); 2],
-            contexts: [0; 2],
+            tlb_stamps: [(0, 0); 2],
+            contexts: [JumpKeys::default(); 2],
             stats: JitStats::default(),
             chosen: None,
             left_at: None,
@@ -153,6 +156,13 @@ impl Jit {
     pub(crate) fn stats(&self) -> (JitStats, usize) {
         let bytes = self.translator.as_ref().map_or(0, Translator::bytes);
         (self.stats, bytes)
+    }
+
+    /// Removes the page that contains a linear address from TLBs and jump caches.
+    pub(crate) fn evict(&mut self, lin: u64, large: bool) {
+        if let Some(translator) = &mut self.translator {
+            translator.evict(lin, large);
+        }
     }
 
     fn clear(&mut self) {

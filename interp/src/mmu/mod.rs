@@ -2,10 +2,12 @@
 //!
 //! This module does not depend on the rest of the processor; the module `translate` connects them.
 
+mod contexts;
 mod tlb;
 mod walk;
 
-pub(crate) use tlb::{FetchTlb, ReadTlb, SetOffset, Tlb, TlbSet, Translation, WriteTlb};
+pub(crate) use contexts::{ContextChange, Contexts};
+pub(crate) use tlb::{CONTEXTS, FetchTlb, ReadTlb, SetOffset, Tlb, TlbSet, Translation, WriteTlb};
 pub(crate) use walk::{AccessKind, Paging, TableMemory};
 
 /// The TLBs, and the TLB sets that accesses use now.
@@ -25,6 +27,8 @@ pub(crate) struct Mmu {
     locked: SetOffset,
     /// The TLB set that accesses to the DS save area use.
     ds: SetOffset,
+    /// The process contexts whose pages are in the TLBs.
+    contexts: Contexts,
     /// Mask of the bits that a physical address may have.
     phys_mask: u64,
     /// Whether translations were invalidated since [`Mmu::take_flushed`].
@@ -40,9 +44,10 @@ impl Mmu {
             writes: WriteTlb::new(),
             fetches: FetchTlb::new(),
             rights: TlbSet::Supervisor,
-            fast: TlbSet::Supervisor.offset(),
-            locked: TlbSet::Supervisor.offset(),
-            ds: TlbSet::DebugStore.offset(),
+            fast: TlbSet::Supervisor.offset(0),
+            locked: TlbSet::Supervisor.offset(0),
+            ds: TlbSet::DebugStore.offset(0),
+            contexts: Contexts::new(),
             phys_mask: (1 << 46) - 1,
             flushed: false,
             fills: 0,
@@ -54,11 +59,15 @@ impl Mmu {
     /// The fast path finds no page while `every_access` is reported to a model. While
     /// `transactions` are open, no access finds one without a page walk.
     pub(crate) fn set_rights(&mut self, rights: TlbSet, every_access: bool, transactions: bool) {
-        let unless = |slow: bool, set: TlbSet| if slow { SetOffset::EMPTY } else { set.offset() };
+        let unless = |slow: bool, set: TlbSet| match slow {
+            true => SetOffset::EMPTY,
+            false => self.reads.offset(set),
+        };
+        let fast = unless(every_access || transactions, rights);
+        let locked = unless(transactions, rights);
+        let ds = unless(transactions, TlbSet::DebugStore);
         self.rights = rights;
-        self.fast = unless(every_access || transactions, rights);
-        self.locked = unless(transactions, rights);
-        self.ds = unless(transactions, TlbSet::DebugStore);
+        (self.fast, self.locked, self.ds) = (fast, locked, ds);
     }
 
     /// The rights of explicit accesses.
@@ -70,6 +79,11 @@ impl Mmu {
     #[inline(always)]
     pub(crate) fn fast(&self) -> SetOffset {
         self.fast
+    }
+
+    /// Whether the fast path of explicit accesses uses a TLB set.
+    pub(crate) fn is_fast(&self, set: TlbSet) -> bool {
+        self.fast == self.reads.offset(set)
     }
 
     /// Returns the TLB set that locked accesses use.
@@ -117,31 +131,59 @@ impl Mmu {
 
     /// Like [`Mmu::promote`], if the fast path of explicit accesses uses the set now.
     pub(crate) fn promote_fast(&mut self, lin: u64, access: AccessKind, set: TlbSet) -> bool {
-        set.offset() == self.fast && self.promote(lin, access, set)
+        self.is_fast(set) && self.promote(lin, access, set)
     }
 
-    /// Evicts all translations.
-    pub(crate) fn flush(&mut self) {
+    /// Calls a method of each TLB.
+    fn each(&mut self, f: impl Fn(&mut Tlb)) {
         self.flushed = true;
-        self.reads.flush();
-        self.writes.flush();
-        self.fetches.flush();
+        for tlb in [
+            &mut *self.reads as &mut Tlb,
+            &mut *self.writes,
+            &mut *self.fetches,
+        ] {
+            f(tlb);
+        }
     }
 
-    /// Evicts the translations that a load of CR3 invalidates: all but global ones.
-    pub(crate) fn flush_locals(&mut self) {
-        self.flushed = true;
-        self.reads.flush_locals();
-        self.writes.flush_locals();
-        self.fetches.flush_locals();
+    /// Makes the process context of a PCID current, as a load of CR3 does.
+    ///
+    /// Evicts its translations that are not global, unless `keep`. Call [`Mmu::set_rights`] next.
+    pub(crate) fn load_context(&mut self, pcid: u16, keep: bool) -> ContextChange {
+        let change = self.contexts.load(pcid, keep);
+        self.each(|tlb| tlb.select(change.index, change.keeps));
+        change
     }
 
-    /// Evicts the page that contains a linear address, of any size.
-    pub(crate) fn evict(&mut self, lin: u64) {
+    /// Evicts all translations; the current PCID is `pcid`.
+    pub(crate) fn flush(&mut self, pcid: u16) {
+        self.contexts.reset(pcid);
+        self.each(Tlb::flush);
+    }
+
+    /// Evicts all translations that are not global; the current PCID is `pcid`.
+    pub(crate) fn flush_locals(&mut self, pcid: u16) {
+        self.contexts.reset(pcid);
+        self.each(Tlb::flush_locals);
+    }
+
+    /// Evicts the translations that are not global of a process context that is not current.
+    pub(crate) fn flush_other(&mut self, pcid: u16) {
         self.flushed = true;
-        self.reads.evict(lin);
-        self.writes.evict(lin);
-        self.fetches.evict(lin);
+        self.contexts.forget(pcid);
+    }
+
+    /// Evicts the page that contains a linear address, of any size, in all process contexts.
+    ///
+    /// Returns whether that page may be large.
+    pub(crate) fn evict(&mut self, lin: u64) -> bool {
+        self.flushed = true;
+        let large = [
+            self.reads.evict(lin),
+            self.writes.evict(lin),
+            self.fetches.evict(lin),
+        ];
+        large.contains(&true)
     }
 
     /// Whether translations were invalidated since the last call.

@@ -23,6 +23,8 @@ const WATCHED: usize = 8;
 const SETS: usize = 5;
 /// Number of generations, which are tags of 12 bits.
 const GENERATIONS: u64 = 1 << 12;
+/// Number of process contexts whose pages can be entered at the same time.
+pub(crate) const CONTEXTS: usize = 16;
 
 /// The rights of an access.
 ///
@@ -42,22 +44,40 @@ pub(crate) enum TlbSet {
     DebugStore = 4,
 }
 
-/// The offset of a set's entries, in bytes.
+/// Where a process context has the entries of a set.
 ///
-/// Invariant: it is that of one of the [`SETS`] sets.
+/// It is the offset of the entry of page 0, in bytes. The entry of another page is found by XOR.
+/// Invariant: it is within one of the [`SETS`] sets, and a multiple of the size of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SetOffset(usize);
 
 impl SetOffset {
-    /// Offset of a set whose entries are never valid.
-    pub(crate) const EMPTY: Self = TlbSet::UserAligned.offset();
+    /// Offset in a set whose entries are never valid.
+    pub(crate) const EMPTY: Self = TlbSet::UserAligned.offset(0);
 }
 
 impl TlbSet {
-    /// Returns the offset of the set's entries.
+    const ALL: [Self; SETS] = [
+        Self::Supervisor,
+        Self::User,
+        Self::SupervisorNoSmap,
+        Self::UserAligned,
+        Self::DebugStore,
+    ];
+
+    /// Returns where a process context has the set's entries.
+    ///
+    /// Processes use the same linear addresses. So the entries of pages that are rarely global
+    /// depend on the context.
     #[inline(always)]
-    pub(crate) const fn offset(self) -> SetOffset {
-        SetOffset(self as usize * ENTRIES * size_of::<TlbEntry>())
+    pub(crate) const fn offset(self, context: usize) -> SetOffset {
+        /// Entries between those of page 0 in two contexts.
+        const STRIDE: usize = 37;
+        let first = match self {
+            Self::User | Self::SupervisorNoSmap => context * STRIDE % ENTRIES,
+            Self::Supervisor | Self::UserAligned | Self::DebugStore => 0,
+        };
+        SetOffset((self as usize * ENTRIES + first) << ENTRY_SHIFT)
     }
 }
 
@@ -101,12 +121,22 @@ pub(crate) struct Translation {
 pub(crate) struct Tlb {
     entries: Box<[TlbEntry; ENTRIES * SETS]>,
     details: Box<[TlbEntryDetails; ENTRIES * SETS]>,
-    /// The second way: the page that was displaced from each entry. Never the page of that entry.
+    /// The second way: the page that was displaced from each entry.
+    ///
+    /// Never the page of that entry, unless it is that of another process context.
     displaced: Box<[(TlbEntry, TlbEntryDetails); ENTRIES * SETS]>,
-    /// 1 to 0xfff.
+    /// The generation of the current process context, 1 to 0xfff.
     generation: u64,
+    /// The newest generation of any context.
+    newest: u64,
+    /// The generation of each process context; 0 if none of its pages are entered.
+    contexts: [u64; CONTEXTS],
+    /// Index of the current process context.
+    current: usize,
     /// Generation of the global pages, 1 to 0xfff.
     globals: u64,
+    /// Number of times that the generations of all contexts became invalid.
+    renewals: u64,
     epoch: u64,
     /// Bit maps of the regions where parts of large pages were entered.
     ///
@@ -132,7 +162,11 @@ impl Tlb {
             details: Box::new([TlbEntryDetails::default(); ENTRIES * SETS]),
             displaced: Box::new([Default::default(); ENTRIES * SETS]),
             generation: 1,
+            newest: 1,
+            contexts: std::array::from_fn(|context| u64::from(context == 0)),
+            current: 0,
             globals: 1,
+            renewals: 0,
             epoch: 1,
             large: [0; 16],
             huge: [0; 16],
@@ -143,7 +177,12 @@ impl Tlb {
 
     #[inline(always)]
     fn index(lin: u64, set: SetOffset) -> usize {
-        set.0 / size_of::<TlbEntry>() + ((lin >> 12) as usize & (ENTRIES - 1))
+        (set.0 >> ENTRY_SHIFT) ^ ((lin >> 12) as usize & (ENTRIES - 1))
+    }
+
+    /// Returns where the current process context has the entries of a set.
+    pub(crate) const fn offset(&self, set: TlbSet) -> SetOffset {
+        set.offset(self.current)
     }
 
     /// Returns the host address of `size` bytes at `lin`, if their page is entered.
@@ -151,10 +190,11 @@ impl Tlb {
     /// They must lie in one page; otherwise returns `None`.
     #[inline(always)]
     fn find(&self, lin: u64, size: u64, set: SetOffset) -> Option<u64> {
-        // SAFETY: `set` is the offset of a set, and the page's number in it is cut to `ENTRIES`.
+        // SAFETY: `set` is within a set, whose size is a power of two, and the XOR changes only the
+        // position in the set.
         let entry = unsafe {
             let page = (lin >> (12 - ENTRY_SHIFT)) as usize & ((ENTRIES - 1) << ENTRY_SHIFT);
-            &*self.entries.as_ptr().byte_add(set.0 + page)
+            &*self.entries.as_ptr().byte_add(set.0 ^ page)
         };
         let tag = (lin.wrapping_add(size - 1) & !0xfff) | self.generation;
         (entry.tag == tag).then(|| lin.wrapping_add(entry.add))
@@ -162,9 +202,9 @@ impl Tlb {
 
     /// Returns the translation of `lin`, if its page is entered.
     ///
-    /// This includes a global page that was entered before the last load of CR3.
+    /// This includes a global page that was entered in another process context.
     pub(crate) fn translation(&self, lin: u64, set: TlbSet) -> Option<Translation> {
-        let i = Self::index(lin, set.offset());
+        let i = Self::index(lin, self.offset(set));
         let page = lin & !0xfff;
         let ways = [(self.entries[i], self.details[i]), self.displaced[i]];
         ways.iter().find_map(|(entry, details)| {
@@ -182,7 +222,7 @@ impl Tlb {
     /// It is exchanged with the page that displaced it, so that [`Tlb::find`] finds it. Returns
     /// whether the page is entered.
     pub(crate) fn promote(&mut self, lin: u64, set: TlbSet) -> bool {
-        let i = Self::index(lin, set.offset());
+        let i = Self::index(lin, self.offset(set));
         let tag = (lin & !0xfff) | self.generation;
         if self.entries[i].tag == tag {
             return true;
@@ -197,15 +237,17 @@ impl Tlb {
 
     /// Whether an entry is valid.
     ///
-    /// Its page is entered, or is global and was entered before the last load of CR3.
+    /// Its page is entered for a process context, or is global.
     fn is_live(&self, entry: &TlbEntry, details: &TlbEntryDetails) -> bool {
-        entry.tag & 0xfff == self.generation || details.global & 0xfff == self.globals
+        let generation = entry.tag & 0xfff;
+        (generation != 0 && self.contexts.contains(&generation))
+            || details.global & 0xfff == self.globals
     }
 
     /// Moves the page of an entry into the second way, before `page` is entered.
     fn displace(&mut self, i: usize, page: u64) {
         let is_page = |(entry, details): &(TlbEntry, TlbEntryDetails)| {
-            (entry.tag ^ page) >> 12 == 0 || (details.global ^ page) >> 12 == 0
+            entry.tag == page | self.generation || (details.global ^ page) >> 12 == 0
         };
         let old = (self.entries[i], self.details[i]);
         if self.is_live(&old.0, &old.1) && !is_page(&old) {
@@ -222,7 +264,7 @@ impl Tlb {
         }
         let entry = self.entry(lin, host_page);
         let page = lin & !0xfff;
-        let i = Self::index(lin, set.offset());
+        let i = Self::index(lin, self.offset(set));
         self.displace(i, page);
         self.entries[i] = entry;
         self.details[i] = TlbEntryDetails {
@@ -282,18 +324,24 @@ impl Tlb {
         self.epoch
     }
 
-    /// Evicts the page that contains `lin`, of any size, from all sets.
-    pub(crate) fn evict(&mut self, lin: u64) {
+    /// Returns a number that depends on which pages may be entered.
+    ///
+    /// It changes with each flush and each change of the process context, but not when single pages
+    /// are evicted. When a context becomes current again, the number is the one that it had before,
+    /// unless its pages were evicted in the meantime.
+    pub(crate) const fn stamp(&self) -> u64 {
+        self.renewals << 12 | self.generation
+    }
+
+    /// Evicts the page that contains `lin`, of any size, from all sets and process contexts.
+    ///
+    /// Returns whether that page may be large.
+    pub(crate) fn evict(&mut self, lin: u64) -> bool {
         self.epoch += 1;
         self.forget_watched();
-        for set in (0..SETS).map(|n| SetOffset(n * ENTRIES * size_of::<TlbEntry>())) {
-            let i = Self::index(lin, set);
-            self.entries[i].tag = 0;
-            self.details[i].global = 0;
-            if (self.displaced[i].0.tag ^ lin) >> 12 == 0
-                || (self.displaced[i].1.global ^ lin) >> 12 == 0
-            {
-                self.displaced[i] = Default::default();
+        for context in 0..CONTEXTS {
+            for set in TlbSet::ALL {
+                self.evict_at(Self::index(lin, set.offset(context)), lin >> 12);
             }
         }
         let entered = |map: &[u64; 16], shift| {
@@ -301,7 +349,7 @@ impl Tlb {
             map[word] & mask != 0
         };
         if !entered(&self.large, 22) && !entered(&self.huge, 30) {
-            return;
+            return false;
         }
         let first = self.entries.iter_mut().zip(self.details.iter_mut());
         let second = self
@@ -316,20 +364,64 @@ impl Tlb {
                 details.global = 0;
             }
         }
+        true
     }
 
-    /// Evicts all pages that are not global.
-    pub(crate) fn flush_locals(&mut self) {
+    /// Evicts a page from both ways of an entry.
+    fn evict_at(&mut self, i: usize, page: u64) {
+        if self.entries[i].tag >> 12 == page {
+            self.entries[i].tag = 0;
+        }
+        if self.details[i].global >> 12 == page {
+            self.details[i].global = 0;
+        }
+        let (entry, details) = &self.displaced[i];
+        if entry.tag >> 12 == page || details.global >> 12 == page {
+            self.displaced[i] = Default::default();
+        }
+    }
+
+    /// Makes a process context current.
+    ///
+    /// Pages that were entered for it are found again if `keep`. Otherwise, all of them but global
+    /// ones are evicted.
+    pub(crate) fn select(&mut self, context: usize, keep: bool) {
+        debug_assert!(context < CONTEXTS);
         self.epoch += 1;
-        self.generation += 1;
-        if self.generation == GENERATIONS {
+        self.current = context;
+        self.generation = self.contexts[context];
+        if self.generation == 0 || !keep {
+            self.renew();
+        }
+    }
+
+    /// Whether the pages of a [`Tlb::stamp`] can be found again.
+    pub(crate) fn has_stamp(&self, stamp: u64) -> bool {
+        stamp >> 12 == self.renewals && self.contexts.contains(&(stamp & 0xfff))
+    }
+
+    /// Gives the current process context a generation for which no page is entered.
+    fn renew(&mut self) {
+        self.newest += 1;
+        if self.newest == GENERATIONS {
             self.entries.fill(TlbEntry::default());
             for (entry, _) in self.displaced.iter_mut() {
                 *entry = TlbEntry::default();
             }
             self.forget_watched();
-            self.generation = 1;
+            self.contexts = [0; CONTEXTS];
+            self.renewals += 1;
+            self.newest = 1;
         }
+        self.generation = self.newest;
+        self.contexts[self.current] = self.generation;
+    }
+
+    /// Evicts all pages that are not global, of all process contexts.
+    pub(crate) fn flush_locals(&mut self) {
+        self.epoch += 1;
+        self.contexts = [0; CONTEXTS];
+        self.renew();
     }
 
     /// Evicts all pages.
@@ -510,13 +602,13 @@ mod tests {
     fn entry_is_found_until_flushed_and_not_beyond_its_page() {
         let mut tlb = Tlb::new();
         tlb.insert(0x7000, TlbSet::User, 0x10_0000, page(0x3000, false, 12));
-        assert_eq!(tlb.find(0x7ff8, 8, TlbSet::User.offset()), Some(0x10_0ff8));
-        assert_eq!(tlb.find(0x7ff9, 8, TlbSet::User.offset()), None);
-        assert_eq!(tlb.find(0x7ff8, 8, TlbSet::Supervisor.offset()), None);
+        assert_eq!(tlb.find(0x7ff8, 8, TlbSet::User.offset(0)), Some(0x10_0ff8));
+        assert_eq!(tlb.find(0x7ff9, 8, TlbSet::User.offset(0)), None);
+        assert_eq!(tlb.find(0x7ff8, 8, TlbSet::Supervisor.offset(0)), None);
         for _ in 0..0x1001 {
             let epoch = tlb.epoch();
             tlb.flush();
-            assert_eq!(tlb.find(0x7000, 1, TlbSet::User.offset()), None);
+            assert_eq!(tlb.find(0x7000, 1, TlbSet::User.offset(0)), None);
             assert_ne!(tlb.epoch(), epoch);
         }
     }
@@ -526,7 +618,7 @@ mod tests {
         const SET: TlbSet = TlbSet::Supervisor;
         let (a, b, c) = (0x20_7000, 0x40_7000, 0x60_7000);
         let mut tlb = Tlb::new();
-        let find = |tlb: &Tlb, lin| tlb.find(lin, 8, SET.offset());
+        let find = |tlb: &Tlb, lin| tlb.find(lin, 8, SET.offset(0));
         let enter = |tlb: &mut Tlb| {
             tlb.insert(a, SET, 0x10_0000, page(0x3000, true, 12));
             tlb.insert(b, SET, 0x11_0000, page(0x4000, false, 12));
@@ -585,7 +677,7 @@ mod tests {
         let mut tlb = Tlb::new();
         let find = |tlb: &Tlb, lin, set| tlb.find_watched(lin, 8, set);
         tlb.insert_watched(0x7000, TlbSet::User, 0x10_0000);
-        assert_eq!(tlb.find(0x7000, 8, TlbSet::User.offset()), None);
+        assert_eq!(tlb.find(0x7000, 8, TlbSet::User.offset(0)), None);
         assert_eq!(find(&tlb, 0x7ff8, TlbSet::User), Some(0x10_0ff8));
         assert_eq!(find(&tlb, 0x7ff9, TlbSet::User), None, "across its end");
         assert_eq!(find(&tlb, 0x6ff9, TlbSet::User), None, "across its start");
@@ -632,7 +724,7 @@ mod tests {
             tlb.flush_locals();
             assert_eq!((gpa(&tlb, 0x7123), gpa(&tlb, 0x8000)), (Some(0x3123), None));
             assert_eq!(
-                tlb.find(0x7000, 1, TlbSet::Supervisor.offset()),
+                tlb.find(0x7000, 1, TlbSet::Supervisor.offset(0)),
                 None,
                 "not before it is entered again"
             );

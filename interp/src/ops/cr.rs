@@ -59,6 +59,9 @@ pub(crate) fn write(c: &mut Core, o: &Op) -> Done {
     Ok(())
 }
 
+/// Bit 63 of the source of MOV to CR3: the translations of the PCID are kept.
+const NO_FLUSH: u64 = 1 << 63;
+
 impl Core {
     fn write_cr0(&mut self, v: u64) -> Done {
         if !control::accepts_cr0(v) {
@@ -108,18 +111,20 @@ impl Core {
 
     fn write_cr3(&mut self, v: u64) -> Done {
         let mut v = v;
+        let mut keep = false;
         if self.lma() {
             if !control::accepts_cr3(&self.state, self.mmu.phys_mask(), v) {
                 return Err(Fault::GP);
             }
             if self.cr4(Cr4::PCIDE) {
-                v &= !(1 << 63);
+                keep = v & NO_FLUSH != 0;
+                v &= !NO_FLUSH;
             }
         } else if self.cr4(Cr4::PAE) && self.cr0(Cr0::PG) {
             self.load_pdptrs(v)?;
         }
         self.state.cr3 = v;
-        self.flush_local_tlb();
+        self.load_context(keep);
         Ok(())
     }
 
@@ -315,7 +320,7 @@ pub(crate) fn invlpg(c: &mut Core, o: &Op) -> Done {
     Ok(())
 }
 
-/// INVPCID. Only one process context is ever cached, so that all of them is as good as one.
+/// INVPCID.
 pub(crate) fn invpcid(c: &mut Core, o: &Op) -> Done {
     /// Types: one address, one context, everything, everything but global pages.
     const ADDRESS: u64 = 0;
@@ -335,8 +340,12 @@ pub(crate) fn invpcid(c: &mut Core, o: &Op) -> Done {
     {
         return Err(Fault::GP);
     }
+    let pcid = (pcid & 0xfff) as u16;
     match kind {
-        ADDRESS => c.invalidate_page(address),
+        ADDRESS if pcid == c.pcid() => c.invalidate_page(address),
+        CONTEXT if pcid == c.pcid() => c.load_context(false),
+        // More than one address may be invalidated.
+        ADDRESS | CONTEXT => c.mmu.flush_other(pcid),
         ALL => c.flush_tlb(),
         _ => c.flush_local_tlb(),
     }

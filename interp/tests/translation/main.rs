@@ -9,6 +9,7 @@
 )]
 
 mod codes;
+mod contexts;
 mod program;
 mod random;
 mod vectors;

@@ -5,7 +5,7 @@ use super::same::redirect;
 use super::{EdgeCode, Emitter, ExitPoint, Late, Retry, UnitEdge};
 use crate::analysis::{BranchKind, Follow, UnitStep};
 use crate::asm::{ADDR, JMP, Rm, TEMP, jcc};
-use crate::layout::{Context, JUMP_SHIFT, JUMPS, JumpEntry};
+use crate::layout::{Context, JUMP_BITS, JUMP_SHIFT, JUMPS, JumpEntry, jump_index};
 use iced_x86::OpKind;
 use std::mem::offset_of;
 
@@ -133,7 +133,11 @@ impl Emitter<'_> {
     /// The offset of its entry is then in R11. If the cache does not contain it, the unit is left
     /// before the instruction.
     fn find_jump(&mut self, step: &UnitStep) {
+        // The index of `jump_index`.
         self.asm.load(4, TEMP, Rm::Reg(ADDR));
+        // SHR R11D
+        self.asm.bytes(&[0x41, 0xc1, 0xeb, JUMP_BITS]);
+        self.asm.alu(6, 4, Rm::Reg(TEMP), ADDR);
         let mask = i32::try_from(JUMPS - 1).unwrap_or(0);
         self.asm.alu_imm(4, 4, Rm::Reg(TEMP), mask);
         // SHL R11D, 5
@@ -346,7 +350,7 @@ impl Emitter<'_> {
             self.asm.alu_imm(0, 8, budget, rest);
         }
         let rip = edge.target_rip;
-        let offset = (rip & (JUMPS as u64 - 1)) << JUMP_SHIFT;
+        let offset = (jump_index(rip) << JUMP_SHIFT) as u64;
         let entry = |field: usize| Rm::Fixed(self.jumps() + offset + field as u64);
         let (tag, charge, code) = (
             entry(offset_of!(JumpEntry, tag)),

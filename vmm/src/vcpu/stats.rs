@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use hindsight_interp::Stats;
+use hindsight_interp::{Stats, UnitExits};
 
 use crate::vcpu::engine::SwitchStats;
 use crate::vcpu::recorder::ExitKind;
@@ -81,6 +81,30 @@ pub struct VcpuStats {
     pub mix: Vec<(String, u64)>,
 }
 
+/// Adds how often translated code was left.
+fn add_unit_exits(sum: &mut UnitExits, exits: &UnitExits) {
+    sum.instructions += exits.instructions;
+    sum.edges += exits.edges;
+    sum.jumps += exits.jumps;
+    sum.slices += exits.slices;
+    sum.branches += exits.branches;
+}
+
+/// Prints how often translated code was left.
+struct UnitExitsText<'a>(&'a UnitExits);
+
+impl fmt::Display for UnitExitsText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let exits = self.0;
+        write!(
+            f,
+            "translated code left: before other instructions {}, at branches to other code {}, \
+             at jumps to other pages {}, at the end of slices {}, with recorded branches {}",
+            exits.instructions, exits.edges, exits.jumps, exits.slices, exits.branches,
+        )
+    }
+}
+
 /// The statistics of a whole run; `Display` prints several lines.
 #[derive(Clone, Debug)]
 pub struct RunReport {
@@ -112,6 +136,7 @@ impl fmt::Display for RunReport {
                 total.units += stats.units;
                 total.translated_bytes += stats.translated_bytes;
                 total.evictions += stats.evictions;
+                add_unit_exits(&mut total.unit_exits, &stats.unit_exits);
                 writeln!(f, "cpu {} retired {}", vcpu.cpu, stats.retired)?;
             }
         }
@@ -142,6 +167,7 @@ impl fmt::Display for RunReport {
                 total.translated_bytes,
                 total.evictions,
             )?;
+            writeln!(f, "{}", UnitExitsText(&total.unit_exits))?;
             self.write_mix(f, total.retired)?;
         } else {
             writeln!(f, "retired: KVM does not count instructions")?;
