@@ -2,6 +2,7 @@
 
 use crate::layout::Rights;
 use crate::vector::{self, VectorLevel};
+use crate::x87;
 use iced_x86::{
     Code, ConditionCode, Instruction, InstructionInfoFactory, Mnemonic as M, OpAccess, OpKind,
     Register,
@@ -161,6 +162,7 @@ pub(crate) enum StepKind {
     Count,
     /// A vector instruction.
     Vector,
+    X87,
     Push,
     Pop,
     Leave,
@@ -344,6 +346,7 @@ fn exits(i: &Instruction, kind: StepKind) -> bool {
         | StepKind::Call
         | StepKind::CallIndirect
         | StepKind::Divide { .. }
+        | StepKind::X87
         | StepKind::Return => true,
         _ => accesses_memory(i),
     }
@@ -425,6 +428,9 @@ fn kind(i: &Instruction) -> Option<StepKind> {
     }
     if vector::is_translated(i) && i.mnemonic() != M::Crc32 {
         return Some(StepKind::Vector);
+    }
+    if x87::is_translated(i) {
+        return Some(StepKind::X87);
     }
     if !is_plain(i) {
         return None;

@@ -41,7 +41,7 @@ impl Program {
         }
     }
 
-    fn memory(&mut self) -> MemoryOperand {
+    pub fn memory(&mut self) -> MemoryOperand {
         if self.random.chance(300) {
             // The address is most often not canonical or not mapped: the program then ends here.
             return MemoryOperand::with_base_index(self.base, self.register(8));
