@@ -355,14 +355,20 @@ fn exits(i: &Instruction, kind: StepKind) -> bool {
 /// Whether the translator can rename all operands of an integer instruction.
 ///
 /// They are general registers, immediates, and memory with 64-bit addresses. AH, CH, DH and BH can
-/// only be moved to another register or to memory.
+/// be moved to another register or to memory, and combined with an immediate.
 fn is_plain(i: &Instruction) -> bool {
     let address = |r: Register| r == Register::None || r == Register::RIP || r.is_gpr64();
-    let moves = matches!(i.mnemonic(), M::Mov | M::Movzx | M::Movsx);
+    let high_byte = |n: u32| match i.mnemonic() {
+        M::Mov | M::Movzx | M::Movsx if n == 1 => true,
+        M::Mov | M::Add | M::Or | M::And | M::Sub | M::Xor | M::Cmp | M::Test => {
+            i.op1_kind() == OpKind::Immediate8
+        }
+        _ => false,
+    };
     (0..i.op_count()).all(|n| match i.op_kind(n) {
         OpKind::Register => {
             let register = i.op_register(n);
-            register.is_gpr() && (!is_high_byte(register) || moves && n == 1)
+            register.is_gpr() && (!is_high_byte(register) || high_byte(n))
         }
         OpKind::Memory => {
             address(i.memory_base())
