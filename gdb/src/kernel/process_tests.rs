@@ -199,6 +199,12 @@ fn file_is_read_from_the_page_cache_up_to_a_page_that_is_missing() {
     let bytes = contents(&ram).unwrap();
     assert_eq!(bytes.len(), 0x2000);
     assert!(bytes.starts_with(b"first") && bytes[0x1000..].starts_with(b"second"));
+    let linear = LinearMemory {
+        memory: &ram,
+        state: &state,
+    };
+    let start = kernel().file_start(&linear, MAP + 0x5000, 5);
+    assert_eq!(start, Some((b"first".to_vec(), 0x2801)));
     // A node that contains itself, and a page of another part of the file.
     put(&mut ram, 0x3208, &[MAP + 0x3200 + 2, page(0x12)]);
     assert_eq!(contents(&ram).unwrap(), []);

@@ -54,6 +54,32 @@ pub struct MappedCode {
 pub struct LinuxKernel {
     symbols: Vec<KernelSymbol>,
     layout: KernelLayout,
+    variables: KernelVariables,
+}
+
+/// The addresses of variables that are read often.
+#[derive(Debug)]
+struct KernelVariables {
+    /// The running task, relative to the base of a processor's variables.
+    current: Option<u64>,
+    /// The pointers to the direct map and to the array of `struct page`.
+    direct_map: Option<u64>,
+    page_map: Option<u64>,
+}
+
+impl KernelVariables {
+    fn new(symbols: &[KernelSymbol], layout: &KernelLayout) -> Self {
+        let hot = address(symbols, "pcpu_hot").zip(layout.hot_current);
+        let current = match hot {
+            Some((hot, offset)) => hot.checked_add(offset),
+            None => address(symbols, "current_task"),
+        };
+        Self {
+            current,
+            direct_map: address(symbols, "page_offset_base"),
+            page_map: address(symbols, "vmemmap_base"),
+        }
+    }
 }
 
 /// The address of the symbol with this name.
@@ -92,12 +118,15 @@ impl LinuxKernel {
             .filter(|&len| len <= BTF_BYTES_MAX)?;
         let types = BtfTypes::parse(linear.read(start, len))?;
         let layout = KernelLayout::new(&types)?;
-        Some(Self { symbols, layout })
+        Some(Self::from_parts(symbols, layout))
     }
 
-    #[cfg(test)]
-    pub(super) const fn from_parts(symbols: Vec<KernelSymbol>, layout: KernelLayout) -> Self {
-        Self { symbols, layout }
+    pub(super) fn from_parts(symbols: Vec<KernelSymbol>, layout: KernelLayout) -> Self {
+        Self {
+            variables: KernelVariables::new(&symbols, &layout),
+            symbols,
+            layout,
+        }
     }
 
     pub(super) const fn layout(&self) -> &KernelLayout {
@@ -129,11 +158,7 @@ impl LinuxKernel {
     /// The `struct task_struct` of the task that runs on the vCPU, which is in the kernel.
     pub fn current(&self, linear: &LinearMemory<'_>) -> Option<u64> {
         let gs = linear.state.seg[seg::GS].base;
-        let variable = match (self.layout.hot_current, self.address("pcpu_hot")) {
-            (Some(offset), Some(hot)) => hot.checked_add(offset)?,
-            _ => self.address("current_task")?,
-        };
-        read_pointer(linear, gs.wrapping_add(variable))
+        read_pointer(linear, gs.wrapping_add(self.variables.current?))
     }
 
     /// The task that began the task at `at`.
@@ -214,14 +239,26 @@ impl LinuxKernel {
     ///
     /// Fewer bytes than the file has if a page is missing; `None` if the cache cannot be read.
     pub fn file_contents(&self, linear: &LinearMemory<'_>, file: u64) -> Option<Vec<u8>> {
+        let (contents, _) = self.file_start(linear, file, FILE_MAX)?;
+        Some(contents)
+    }
+
+    /// At most `max` bytes from the start of a file, as far as they are in the page cache, and the
+    /// file's size in bytes.
+    pub fn file_start(
+        &self,
+        linear: &LinearMemory<'_>,
+        file: u64,
+        max: u64,
+    ) -> Option<(Vec<u8>, u64)> {
         let layout = self.layout.cache.as_ref()?;
         let pointer = |at: u64, offset| read_pointer(linear, at.wrapping_add(offset));
-        let direct_map = self.address("page_offset_base");
-        let direct_map = read_pointer(linear, direct_map?)?;
-        let page_map = read_pointer(linear, self.address("vmemmap_base")?)?;
+        let direct_map = read_pointer(linear, self.variables.direct_map?)?;
+        let page_map = read_pointer(linear, self.variables.page_map?)?;
         let mapping = pointer(file, self.layout.file.mapping)?;
         let inode = pointer(mapping, layout.host)?;
-        let size = read_u64(linear, inode.wrapping_add(layout.inode_size))?.min(FILE_MAX);
+        let whole = read_u64(linear, inode.wrapping_add(layout.inode_size))?;
+        let size = whole.min(max);
         let head = read_u64(linear, mapping.wrapping_add(layout.pages_head))?;
         let mut contents = Vec::new();
         for index in 0..size.div_ceil(PAGE) {
@@ -238,7 +275,7 @@ impl LinuxKernel {
             contents.extend(bytes);
         }
         contents.truncate(usize::try_from(size).ok()?);
-        Some(contents)
+        Some((contents, whole))
     }
 
     /// The `struct page` of a page of a file, from the XArray with this head.
