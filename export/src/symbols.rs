@@ -47,6 +47,13 @@ pub enum LocationError {
     Ambiguous(String, usize),
 }
 
+/// Replaces control characters, which would break lines of text or control a terminal, by `?`.
+pub(crate) fn make_printable(text: &mut String) {
+    if text.contains(char::is_control) {
+        *text = text.replace(char::is_control, "?");
+    }
+}
+
 /// The demangled name of a symbol; `None` if it is too long to be a name.
 fn function_name(bytes: &[u8]) -> Option<String> {
     if bytes.is_empty() || bytes.len() > NAME_MAX {
@@ -123,8 +130,11 @@ impl FunctionTable {
         Self::new(functions)
     }
 
-    /// A table of these functions.
+    /// A table of these functions. Control characters in their names become `?`.
     pub fn new(mut functions: Vec<Function>) -> Self {
+        for function in &mut functions {
+            make_printable(&mut function.name);
+        }
         // Of several names for an address, the one with a size wins, then the first.
         functions.sort_by(|a, b| {
             let key = |f: &Function| (f.address, f.size == 0);
@@ -321,6 +331,12 @@ mod tests {
                 .to_string()
                 .contains("neither")
         );
+    }
+
+    #[test]
+    fn control_characters_in_names_are_replaced() {
+        let functions = FunctionTable::of(&elf(b"\0a\x1b[2J\nb\0", 1, 1));
+        assert_eq!(functions.name_address(0x1000), "a?[2J?b");
     }
 
     #[test]

@@ -62,6 +62,8 @@ pub struct TraceSummary {
     pub instructions: Vec<u64>,
     /// Records that `--last` dropped at the beginning.
     pub dropped: u64,
+    /// Events of the guest's kernel that the process log does not have.
+    pub unlogged: u64,
     /// Bytes of the file.
     pub bytes: u64,
 }

@@ -117,6 +117,8 @@ pub enum ProcessEvent {
         /// Its segments of code: address, offset in the file, and size.
         segments: Vec<(u64, u64, u64)>,
     },
+    /// The log is full: later events are not in it.
+    Truncated {},
 }
 
 /// An event of the kernel with its position in the run.

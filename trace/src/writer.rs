@@ -134,6 +134,7 @@ impl fmt::Debug for WriterOptions {
 #[derive(Debug)]
 pub struct TraceWriter {
     sink: Arc<TraceSink>,
+    selects_processes: bool,
     thread: JoinHandle<Result<TraceSummary, TraceError>>,
 }
 
@@ -158,12 +159,13 @@ impl TraceWriter {
             over: AtomicBool::new(false),
             empty: Mutex::default(),
         });
+        let selects_processes = !options.selection.processes.is_empty();
         let block_max = options.last.map_or(u64::from(RECORDS_MAX), |last| {
             (last / 8).max(RING_BLOCK_MIN)
         });
         let state = WriterState {
             vcpus: Vec::new(),
-            log: ProcessLog::default(),
+            log: ProcessLog::new(),
             cpus: cpus.max(1),
             output: BlockOutput::new(out, begin, options.last),
             selection: options.selection,
@@ -187,12 +189,21 @@ impl TraceWriter {
                 state.run(&chunks)
             })
             .map_err(TraceError::Thread)?;
-        Ok(Self { sink, thread })
+        Ok(Self {
+            sink,
+            selects_processes,
+            thread,
+        })
     }
 
     /// The kinds of events that the engine must report.
     pub fn kinds(&self) -> EventKinds {
         self.sink.kinds()
+    }
+
+    /// Whether the trace is of some processes only.
+    pub const fn selects_processes(&self) -> bool {
+        self.selects_processes
     }
 
     /// The tracer of a vCPU.
@@ -311,7 +322,7 @@ impl WriterState {
             Some(error) => Err(error.into()),
             None => {
                 self.flush()?;
-                Ok(self.output.finish()?)
+                Ok(self.output.finish(self.log.unlogged())?)
             }
         }
     }

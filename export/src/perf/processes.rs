@@ -3,6 +3,7 @@
 use hindsight_trace::{LoggedMapping, ProcessEvent, ProcessRecord, TraceHeader};
 
 use super::{Fields, MISC_KERNEL, MISC_USER, RECORD_COMM, RECORD_FORK, RECORD_MMAP, RECORD_MMAP2};
+use crate::symbols::make_printable;
 use crate::timeline::nanoseconds;
 
 /// PERF_RECORD_MISC_COMM_EXEC.
@@ -45,13 +46,14 @@ fn map(record: &ProcessRecord, map: &LoggedMapping, time: u64) -> Vec<u8> {
     }
     // PROT_READ and PROT_EXEC; MAP_PRIVATE.
     fields.u32(5).u32(2);
-    let path = if map.path == "[anon]" {
-        "//anon"
+    let mut path = if map.path == "[anon]" {
+        "//anon".to_owned()
     } else {
-        &map.path
+        map.path.clone()
     };
+    make_printable(&mut path);
     fields
-        .text(path)
+        .text(&path)
         .sample_id((map.tgid, map.tgid), record.cpu, time);
     fields.record(RECORD_MMAP2, misc)
 }
@@ -118,7 +120,7 @@ pub(super) fn records(header: &TraceHeader, log: &[ProcessRecord]) -> Vec<u8> {
                 let name = format!("[{name}]");
                 data.extend(kernel_code(record, (*start, *len), 0, &name, time));
             }
-            ProcessEvent::File { .. } => {}
+            ProcessEvent::File { .. } | ProcessEvent::Truncated {} => {}
         }
     }
     data

@@ -87,8 +87,10 @@ impl BlockOutput {
         self.out.flush()
     }
 
-    /// Writes the blocks of the ring, the index and the summary.
-    pub(crate) fn finish(mut self) -> io::Result<TraceSummary> {
+    /// Writes the blocks of the ring, the index and the summary, which has the number of events
+    /// that the process log lacks.
+    pub(crate) fn finish(mut self, unlogged: u64) -> io::Result<TraceSummary> {
+        self.summary.unlogged = unlogged;
         if let Some((ring, _)) = self.ring.take() {
             for block in ring {
                 self.write(block)?;

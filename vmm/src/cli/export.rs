@@ -6,15 +6,16 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{Args, ValueHint};
-use hindsight_export::{ElfCode, ExportOptions, Format, FunctionTable, Guest, export, image_hash};
-use hindsight_trace::{TraceError, TraceHeader, TraceReader};
+use hindsight_export::{ExportOptions, Format, FunctionTable, Guest, export, image_hash};
+use hindsight_trace::{ProcessEvent, ProcessRecord, TraceError, TraceHeader, TraceReader};
 
 use super::Status;
+use super::guest_files::GuestFiles;
 use super::read::read;
 use super::trace::count;
 
 /// The largest image that is read for its symbols, in bytes.
-const IMAGE_MAX: u64 = 4 << 30;
+pub(super) const IMAGE_MAX: u64 = 4 << 30;
 
 /// Write a trace in the format of another tool.
 #[derive(Debug, Args)]
@@ -123,10 +124,15 @@ pub(super) fn guest(
     trace: &mut TraceReader<BufReader<File>>,
 ) -> anyhow::Result<Guest> {
     let processes = trace.processes(&mut |error| warn(format_args!("{error}; it is left out")));
+    let is_truncated = |record: &ProcessRecord| record.event == ProcessEvent::Truncated {};
+    if processes.last().is_some_and(is_truncated) {
+        warn("the trace's process log was full: later processes have no names");
+    }
     let directory = symbols.filter(|path| path.is_dir());
     let file = symbols.filter(|path| !path.is_dir());
     let image = image(file, trace.header(), processes.is_empty())?;
-    let mut host = |path: &str, build_id: &str| host_file(directory?, path, build_id);
+    let mut files = GuestFiles::new(directory);
+    let mut host = |path: &str, build_id: &str| files.find(path, build_id);
     let functions = FunctionTable::of(&image).with_processes(&processes, &mut host);
     Ok(Guest {
         functions,
@@ -157,36 +163,5 @@ fn image(
         image
     } else {
         Vec::new()
-    })
-}
-
-/// The code of a guest's file, from a directory of the host that has it at the same path, or by its
-/// build ID as debug packages do.
-fn host_file(directory: &Path, path: &str, build_id: &str) -> Option<ElfCode> {
-    let mut candidates = vec![directory.join(path.trim_start_matches('/'))];
-    if let Some((first, rest)) = build_id.split_at_checked(2) {
-        let folder = directory.join(".build-id").join(first);
-        candidates.push(folder.join(format!("{rest}.debug")));
-        candidates.push(folder.join(rest));
-    }
-    candidates.into_iter().find_map(|file| {
-        // A guest chooses its paths: they must not lead out of the directory.
-        let file = file.canonicalize().ok()?;
-        if !file.starts_with(directory.canonicalize().ok()?) {
-            return None;
-        }
-        let code = ElfCode::of(&read("symbols", &file, IMAGE_MAX).ok()?)?;
-        let name = file.display();
-        if build_id.is_empty() {
-            warn(format_args!(
-                "{name} may not be the guest's {path}: its build ID is not known"
-            ));
-        } else if code.build_id != build_id {
-            warn(format_args!(
-                "{name} is not the guest's {path}: its build ID differs"
-            ));
-            return None;
-        }
-        Some(code)
     })
 }

@@ -13,6 +13,7 @@ mod exit;
 mod export;
 mod foreign_options;
 mod gdb;
+mod guest_files;
 pub mod logging;
 mod man;
 mod merge;

@@ -146,7 +146,8 @@ impl Machine {
     pub fn trace(&mut self, writer: &TraceWriter) {
         let base = self.first_base();
         let follows_processes = writer.kinds().contains(EventKinds::PROCESSES);
-        let tracker = follows_processes.then(|| Arc::new(ProcessTracker::new(&self.board.ram.map)));
+        let new_tracker = || ProcessTracker::new(&self.board.ram.map, writer.selects_processes());
+        let tracker = follows_processes.then(|| Arc::new(new_tracker()));
         for (cpu, vcpu) in (0_u32..).zip(&mut self.vcpus) {
             let base = if cpu == 0 { base } else { 0 };
             vcpu.set_tracer(writer.tracer(cpu), base, tracker.clone());

@@ -16,13 +16,16 @@ use hindsight_gdb::target::PhysicalMemory;
 use hindsight_regs::msr as regs;
 use hindsight_trace::{Event, LinuxTask, LoggedFunction, LoggedMapping, ProcessEvent};
 use vm_memory::GuestMemoryMmap;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::memory::MachineMemory;
 use crate::sync::lock;
 
 /// How often a kernel is searched for. A guest may set the entry of system calls at any time.
 const SEARCHES_MAX: u32 = 8;
-/// Maximum number of distinct files that are read.
+/// Bytes from the start of a file that show whether it has changed.
+const FILE_START: u64 = 4096;
+/// How many files are read, and held in memory. A file that has changed is read again.
 const FILES_MAX: usize = 4096;
 /// Maximum number of functions of all files.
 const FUNCTIONS_MAX: usize = 2 << 20;
@@ -99,13 +102,49 @@ impl PhysicalMemory for SearchedMemory<'_> {
     }
 }
 
+/// The identity and the path of a file.
+type FileKey = (u64, String);
+
+/// The files that were read.
+#[derive(Debug, Default)]
+struct TrackedFiles {
+    /// The hash of the start and the size of each file, and its build ID.
+    files: HashMap<FileKey, (Option<u64>, String)>,
+    reads: usize,
+}
+
+impl TrackedFiles {
+    /// The build ID of a file, if it was read and has not changed since.
+    fn build_id(&self, key: &FileKey, version: Option<u64>) -> Option<&str> {
+        let (known, build_id) = self.files.get(key)?;
+        // The start of a file may have left the page cache.
+        let is_same = version.is_none() || *known == version;
+        is_same.then_some(build_id)
+    }
+
+    fn contains(&self, key: &FileKey) -> bool {
+        self.files.contains_key(key)
+    }
+
+    /// Whether another file may be read.
+    const fn count_read(&mut self) -> bool {
+        self.reads += 1;
+        self.reads <= FILES_MAX
+    }
+
+    fn insert(&mut self, key: FileKey, version: Option<u64>, build_id: String) {
+        if self.files.len() < FILES_MAX || self.files.contains_key(&key) {
+            self.files.insert(key, (version, build_id));
+        }
+    }
+}
+
 /// A kernel, and what was read of it.
 #[derive(Debug)]
 struct TrackedKernel {
     kernel: LinuxKernel,
     hooks: Vec<(u64, Hook)>,
-    /// Build IDs of files, by identity and path.
-    files: HashMap<(u64, String), String>,
+    files: TrackedFiles,
     /// Functions of files and modules that are in the log, and the bytes of their names.
     functions: usize,
     name_bytes: usize,
@@ -123,14 +162,17 @@ struct Tracked {
 #[derive(Debug)]
 pub struct ProcessTracker {
     memory: MachineMemory,
+    /// The trace is of some processes only.
+    is_required: bool,
     tracked: Mutex<Tracked>,
 }
 
 impl ProcessTracker {
-    /// A tracker of the guest in this memory.
-    pub fn new(map: &GuestMemoryMmap) -> Self {
+    /// A tracker of the guest in this memory. `is_required`: the trace is of some processes only.
+    pub fn new(map: &GuestMemoryMmap, is_required: bool) -> Self {
         Self {
             memory: MachineMemory::new(map.clone()),
+            is_required,
             tracked: Mutex::default(),
         }
     }
@@ -159,8 +201,13 @@ impl ProcessTracker {
             tracked.kernel = self.find(state, entry);
             match &tracked.kernel {
                 Some(kernel) => events.log.push(kernel_event(kernel.kernel.symbols())),
+                None if self.is_required => {
+                    tracing::warn!(
+                        "no Linux kernel with symbols and BTF: --process selects nothing"
+                    );
+                }
                 None => {
-                    tracing::info!("no Linux kernel with symbols and BTF: processes have no names")
+                    tracing::info!("no Linux kernel with symbols and BTF: processes have no names");
                 }
             }
         }
@@ -189,7 +236,7 @@ impl ProcessTracker {
         is_complete.then_some(TrackedKernel {
             kernel,
             hooks,
-            files: HashMap::new(),
+            files: TrackedFiles::default(),
             functions: 0,
             name_bytes: 0,
             names: HashSet::new(),
@@ -313,15 +360,23 @@ impl TrackedKernel {
                 self.kernel.file_identity(linear, file)?,
                 logged.path.clone(),
             );
-            if let Some(build_id) = self.files.get(&key) {
-                logged.build_id.clone_from(build_id);
-            } else if self.files.len() < FILES_MAX {
-                let code = self.kernel.file_contents(linear, file);
+            let start = self.kernel.file_start(linear, file, FILE_START);
+            let start = start.filter(|(bytes, _)| !bytes.is_empty());
+            let version = start.map(|(bytes, size)| xxh3_64_with_seed(&bytes, size));
+            if let Some(build_id) = self.files.build_id(&key, version) {
+                build_id.clone_into(&mut logged.build_id);
+            } else {
+                let is_new = !self.files.contains(&key);
+                let code = if self.files.count_read() {
+                    self.kernel.file_contents(linear, file)
+                } else {
+                    None
+                };
                 let code = code.and_then(|bytes| ElfCode::of(&bytes));
                 let code = code.unwrap_or_default();
                 logged.build_id.clone_from(&code.build_id);
-                self.files.insert(key, code.build_id.clone());
-                events.extend(self.file_event(&logged.path, code));
+                self.files.insert(key, version, code.build_id.clone());
+                events.extend(self.file_event(&logged.path, code, is_new));
             }
         }
         events.push(ProcessEvent::Map(logged));
@@ -339,11 +394,22 @@ impl TrackedKernel {
         Some(())
     }
 
-    fn file_event(&mut self, path: &str, code: ElfCode) -> Option<ProcessEvent> {
-        if code.segments.is_empty() {
+    /// The event of a file that is new or has changed. One that has changed has an event also
+    /// without code, so that it does not have its old functions.
+    fn file_event(&mut self, path: &str, code: ElfCode, is_new: bool) -> Option<ProcessEvent> {
+        let counted = self.count(code.functions.iter().map(|f| f.name.len()));
+        let has_code = !code.segments.is_empty() && counted.is_some();
+        if !has_code && is_new {
             return None;
         }
-        self.count(code.functions.iter().map(|f| f.name.len()))?;
+        let code = if has_code {
+            code
+        } else {
+            ElfCode {
+                build_id: code.build_id,
+                ..ElfCode::default()
+            }
+        };
         let function = |f: Function| LoggedFunction(f.address, f.size, f.name);
         let segments = code.segments.iter();
         Some(ProcessEvent::File {
@@ -368,5 +434,35 @@ fn kernel_event(symbols: &[KernelSymbol]) -> ProcessEvent {
     ProcessEvent::Kernel {
         base,
         functions: functions.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_that_changes_is_read_again() {
+        let mut files = TrackedFiles::default();
+        let key = (1, "/bin/a".to_owned());
+        assert_eq!(files.build_id(&key, Some(5)), None);
+        assert!(files.count_read());
+        files.insert(key.clone(), Some(5), "old".to_owned());
+        assert_eq!(files.build_id(&key, Some(5)), Some("old"));
+        assert_eq!(files.build_id(&key, None), Some("old"));
+        assert_eq!(files.build_id(&key, Some(6)), None);
+        files.insert(key.clone(), Some(6), "new".to_owned());
+        assert_eq!(files.build_id(&key, Some(6)), Some("new"));
+    }
+
+    #[test]
+    fn files_that_change_all_the_time_are_read_a_bounded_number_of_times() {
+        let mut files = TrackedFiles::default();
+        let reads = (0..2 * FILES_MAX).filter(|_| files.count_read()).count();
+        assert_eq!(reads, FILES_MAX);
+        for n in 0..2 * FILES_MAX as u64 {
+            files.insert((n, "/bin/a".to_owned()), None, String::new());
+        }
+        assert_eq!(files.files.len(), FILES_MAX);
     }
 }

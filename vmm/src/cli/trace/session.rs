@@ -142,6 +142,7 @@ fn figures(summary: &TraceSummary) -> String {
         branches,
         bytes,
         dropped,
+        unlogged,
         ..
     } = summary;
     let mut text = format!("{records} records, {branches} branches, {bytes} bytes");
@@ -151,6 +152,9 @@ fn figures(summary: &TraceSummary) -> String {
     }
     if *dropped != 0 {
         text += &format!("; {dropped} earlier records were dropped");
+    }
+    if *unlogged != 0 {
+        text += &format!("; the process log was full and lacks {unlogged} events");
     }
     text
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hindsight_cpu::stops::StopHit;
+use hindsight_cpu::stops::{StopConditions, StopHit};
 use hindsight_interp::{Exit, InterruptSource, RetiredCounts};
 use hindsight_regs::msr as regs;
 use hindsight_trace::EventKinds;
@@ -24,6 +24,17 @@ impl InterpVcpu {
             return exit;
         };
         let tracker = tracker.clone();
+        if !self.traces_processes() {
+            // The trace has ended: nothing stops the vCPU any more.
+            self.vcpu.set_stops(&StopConditions::default());
+            self.platform.model.processes = None;
+            let is_own = match *hit {
+                StopHit::Msr { index, .. } => index == regs::IA32_LSTAR,
+                StopHit::Execute(at) => tracker.stops().execute.contains(&at),
+                _ => false,
+            };
+            return if is_own { Exit::Budget } else { exit };
+        }
         let stats = self.vcpu.stats();
         self.platform.advance(RetiredCounts {
             instructions: stats.retired,
@@ -49,6 +60,11 @@ impl InterpVcpu {
             }
             _ => exit,
         }
+    }
+
+    fn traces_processes(&self) -> bool {
+        let tracer = self.platform.model.tracer.as_ref();
+        tracer.is_some_and(|tracer| tracer.kinds().contains(EventKinds::PROCESSES))
     }
 
     /// Executes the instruction at a breakpoint of the tracker; the exit of others remains.
