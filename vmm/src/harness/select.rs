@@ -167,6 +167,9 @@ pub enum ShardError {
     /// No variable has the number of this task.
     #[error("auto needs SLURM_ARRAY_TASK_ID, JOB_COMPLETION_INDEX or PARALLEL_SEQ")]
     NoTask,
+    /// Variables of several engines have a number, such as those of one that runs another.
+    #[error("auto finds both {0} and {1}: unset one of them, or use i/n")]
+    SeveralTasks(&'static str, &'static str),
     /// No variable has the number of tasks.
     #[error("only Slurm has the number of tasks in a variable: use auto/N")]
     NoCount,
@@ -194,11 +197,14 @@ impl Shard {
         count: Option<usize>,
         variable: impl Fn(&str) -> Option<usize>,
     ) -> Result<Self, ShardError> {
-        let task = TASKS.iter().find_map(|&(name, first)| {
+        let mut tasks = TASKS.iter().filter_map(|&(name, first)| {
             let number = variable(name)?;
             Some((name, number, first))
         });
-        let (name, number, mut first) = task.ok_or(ShardError::NoTask)?;
+        let (name, number, mut first) = tasks.next().ok_or(ShardError::NoTask)?;
+        if let Some((other, ..)) = tasks.next() {
+            return Err(ShardError::SeveralTasks(name, other));
+        }
         let mut count = count;
         if name == "SLURM_ARRAY_TASK_ID" {
             first = variable("SLURM_ARRAY_TASK_MIN").unwrap_or(0);
@@ -458,6 +464,9 @@ pub(crate) mod tests {
         assert_eq!(of(Some(4), &[("PARALLEL_SEQ", 5)]), Err(ShardError::Form));
         assert_eq!(of(None, &[("PARALLEL_SEQ", 1)]), Err(ShardError::NoCount));
         assert_eq!(of(Some(4), &[]), Err(ShardError::NoTask));
+        let both = [("SLURM_ARRAY_TASK_ID", 1), ("PARALLEL_SEQ", 1)];
+        let error = ShardError::SeveralTasks("SLURM_ARRAY_TASK_ID", "PARALLEL_SEQ");
+        assert_eq!(of(Some(4), &both), Err(error));
         let step = [("SLURM_ARRAY_TASK_ID", 2), ("SLURM_ARRAY_TASK_STEP", 2)];
         assert_eq!(of(Some(4), &step), Err(ShardError::Step));
     }
