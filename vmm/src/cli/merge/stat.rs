@@ -7,11 +7,20 @@ use anyhow::{Context, bail};
 use super::merged::MergedReport;
 use crate::cli::stat::Figures;
 
+/// What a deterministic run depends on.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct RunKey {
+    image: String,
+    cpu: String,
+    seed: u64,
+    inputs: String,
+}
+
 /// Adds up the counts of all runs. A deterministic run that was made twice counts once.
 pub(super) fn merge(files: &[(String, String)]) -> anyhow::Result<MergedReport> {
     let mut total: Option<Figures> = None;
-    let mut runs = BTreeMap::<(String, String, u64), &String>::new();
-    let mut figures: BTreeMap<(String, String, u64), Figures> = BTreeMap::new();
+    let mut runs = BTreeMap::<RunKey, &String>::new();
+    let mut figures: BTreeMap<RunKey, Figures> = BTreeMap::new();
     let mut others = Vec::new();
     let mut repeated = 0;
     for (name, text) in files {
@@ -21,7 +30,12 @@ pub(super) fn merge(files: &[(String, String)]) -> anyhow::Result<MergedReport> 
             others.push(run);
             continue;
         };
-        let key = (run.image.clone(), run.cpu.clone(), seed);
+        let key = RunKey {
+            image: run.image.clone(),
+            cpu: run.cpu.clone(),
+            seed,
+            inputs: run.inputs.clone(),
+        };
         match figures.get(&key) {
             Some(old) if *old == run => repeated += 1,
             Some(_) => bail!("{name} and {} are of the same run but differ", runs[&key]),
@@ -73,6 +87,19 @@ mod tests {
         let live = merge(&[file("null", 10), file("null", 10)]).unwrap();
         let live: Figures = serde_json::from_str(&live.text).unwrap();
         assert_eq!(live.counts["instructions"], 20);
+    }
+
+    #[test]
+    fn runs_with_other_inputs_are_other_runs() {
+        let with = |inputs: &str, instructions| {
+            let (name, text) = file("1", instructions);
+            let inputs = format!("{{\"inputs\": \"{inputs}\",");
+            (name, text.replacen('{', &inputs, 1))
+        };
+        let merged = merge(&[with("a", 10), with("b", 20), with("a", 10)]).unwrap();
+        let total: Figures = serde_json::from_str(&merged.text).unwrap();
+        assert_eq!(total.counts["instructions"], 30);
+        assert!(total.inputs.is_empty());
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod args;
 mod baseline;
 mod command;
 mod figures;
+mod inputs;
 mod session;
 
 pub use args::StatArgs;

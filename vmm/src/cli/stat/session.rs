@@ -16,6 +16,7 @@ use hindsight_trace::{
 use super::args::StatOptions;
 use super::baseline::{Comparison, IncreaseLimit, compare};
 use super::figures::Figures;
+use super::inputs::inputs_hash;
 use crate::cli::config::RunConfig;
 use crate::cli::read::read;
 use crate::cli::run::RunHook;
@@ -66,6 +67,7 @@ pub(super) struct RunStat<'a> {
     image: String,
     cpu: String,
     seed: Option<u64>,
+    inputs: String,
     cpus: u32,
     output: Option<File>,
     running: Option<Counting>,
@@ -91,6 +93,7 @@ impl<'a> RunStat<'a> {
             image: String::new(),
             cpu: String::new(),
             seed: None,
+            inputs: String::new(),
             cpus: 1,
             output: None,
             running: None,
@@ -113,6 +116,7 @@ impl<'a> RunStat<'a> {
             image: self.image.clone(),
             cpu: self.cpu.clone(),
             seed: self.seed,
+            inputs: self.inputs.clone(),
             ..Figures::new(&run, self.counting.models, functions, processes)
         })
     }
@@ -141,6 +145,17 @@ impl<'a> RunStat<'a> {
 
     const fn lists_functions(&self) -> bool {
         self.options.functions != 0 && !self.functions.is_empty()
+    }
+
+    /// The kinds of events that the lists of functions and of processes need.
+    fn traced_kinds(&self) -> EventKinds {
+        if self.lists_functions() {
+            EventKinds::BRANCHES | EventKinds::PROCESSES
+        } else if self.options.processes != 0 {
+            EventKinds::PROCESSES
+        } else {
+            EventKinds::empty()
+        }
     }
 
     fn judge(&self, figures: &Figures) -> anyhow::Result<Vec<Comparison>> {
@@ -173,6 +188,7 @@ impl RunHook for RunStat<'_> {
         self.image = image_hash(image);
         self.cpu = config.cpu().to_string();
         self.seed = config.deterministic_seed();
+        self.inputs = inputs_hash(config)?;
         self.cpus = u32::try_from(config.machine.cpus)?;
         Ok(())
     }
@@ -183,11 +199,7 @@ impl RunHook for RunStat<'_> {
             self.output = Some(file.with_context(|| format!("--output {}", path.display()))?);
         }
         let run = machine.count(self.counting.clone());
-        let kinds = if self.lists_functions() {
-            EventKinds::BRANCHES | EventKinds::PROCESSES
-        } else {
-            EventKinds::PROCESSES
-        };
+        let kinds = self.traced_kinds();
         let header = TraceHeader {
             cpus: self.cpus,
             start: machine.start_address(),
@@ -238,5 +250,30 @@ impl RunHook for RunStat<'_> {
         }
         io::stderr().write_all(text.as_bytes())?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct TestCommand {
+        #[command(flatten)]
+        options: StatOptions,
+    }
+
+    #[test]
+    fn processes_are_traced_only_if_a_list_needs_them() {
+        let kinds = |words: &[&str]| {
+            let words = ["stat"].iter().chain(words);
+            let options = TestCommand::try_parse_from(words).unwrap().options;
+            RunStat::new(&options).unwrap().traced_kinds()
+        };
+        // Without an image there are no functions.
+        assert_eq!(kinds(&[]), EventKinds::PROCESSES);
+        let none = ["--processes", "0", "--functions", "0"];
+        assert_eq!(kinds(&none), EventKinds::empty());
     }
 }
