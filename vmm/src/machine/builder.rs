@@ -233,7 +233,8 @@ impl PreparedMachine {
         }
         let msrs = MsrConfig::new(facilities, tsc_hz)
             .with_cpuid(&board.package.cpuid)
-            .with_uarch(self.uarch);
+            .with_uarch(self.uarch)
+            .with_firmware(self.layout.firmware().is_some());
         let package = Arc::default();
         let model = |id| {
             let msrs = Msrs::in_package(msrs, Arc::clone(&package));
