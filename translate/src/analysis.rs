@@ -2,6 +2,7 @@
 
 use crate::layout::Rights;
 use crate::vector::{self, VectorLevel};
+use crate::x87;
 use iced_x86::{
     Code, ConditionCode, Instruction, InstructionInfoFactory, Mnemonic as M, OpAccess, OpKind,
     Register,
@@ -161,6 +162,7 @@ pub(crate) enum StepKind {
     Count,
     /// A vector instruction.
     Vector,
+    X87,
     Push,
     Pop,
     Leave,
@@ -344,6 +346,7 @@ fn exits(i: &Instruction, kind: StepKind) -> bool {
         | StepKind::Call
         | StepKind::CallIndirect
         | StepKind::Divide { .. }
+        | StepKind::X87
         | StepKind::Return => true,
         _ => accesses_memory(i),
     }
@@ -352,14 +355,20 @@ fn exits(i: &Instruction, kind: StepKind) -> bool {
 /// Whether the translator can rename all operands of an integer instruction.
 ///
 /// They are general registers, immediates, and memory with 64-bit addresses. AH, CH, DH and BH can
-/// only be moved to another register or to memory.
+/// be moved to another register or to memory, and combined with an immediate.
 fn is_plain(i: &Instruction) -> bool {
     let address = |r: Register| r == Register::None || r == Register::RIP || r.is_gpr64();
-    let moves = matches!(i.mnemonic(), M::Mov | M::Movzx | M::Movsx);
+    let high_byte = |n: u32| match i.mnemonic() {
+        M::Mov | M::Movzx | M::Movsx if n == 1 => true,
+        M::Mov | M::Add | M::Or | M::And | M::Sub | M::Xor | M::Cmp | M::Test => {
+            i.op1_kind() == OpKind::Immediate8
+        }
+        _ => false,
+    };
     (0..i.op_count()).all(|n| match i.op_kind(n) {
         OpKind::Register => {
             let register = i.op_register(n);
-            register.is_gpr() && (!is_high_byte(register) || moves && n == 1)
+            register.is_gpr() && (!is_high_byte(register) || high_byte(n))
         }
         OpKind::Memory => {
             address(i.memory_base())
@@ -425,6 +434,9 @@ fn kind(i: &Instruction) -> Option<StepKind> {
     }
     if vector::is_translated(i) && i.mnemonic() != M::Crc32 {
         return Some(StepKind::Vector);
+    }
+    if x87::is_translated(i) {
+        return Some(StepKind::X87);
     }
     if !is_plain(i) {
         return None;

@@ -29,6 +29,12 @@ pub struct EntryState {
     pub vectors_allowed: VectorLevel,
     /// MXCSR.
     pub mxcsr: u32,
+    /// Address of the guest's x87 state, as XSAVE stores it: 576 bytes, aligned to 64.
+    pub x87: usize,
+    /// Translated code may use the x87.
+    ///
+    /// False unless all x87 exceptions are masked and none is pending.
+    pub x87_allowed: bool,
     /// Instructions that will have retired when the budget is used up, modulo 2^32.
     pub end_stamp: u32,
 }
@@ -104,7 +110,8 @@ impl Entry {
     ///   valid guest memory.
     /// - The branch buffer of [`EntryState`] must have room up to the entry at which it must be
     ///   processed.
-    /// - The vector registers of [`EntryState`] must be valid for reads and writes.
+    /// - The vector registers and the x87 state of [`EntryState`] must be valid for reads and writes,
+    ///   and the header of the state must be zero but for its first byte.
     pub unsafe fn run(self, registers: *mut u64) {
         let enter = usize::try_from(self.enter).unwrap_or(0);
         let code = std::ptr::with_exposed_provenance::<u8>(enter);

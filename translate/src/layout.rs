@@ -73,6 +73,12 @@ pub(crate) struct Context {
     pub(crate) mxcsr: u32,
     /// The host's MXCSR.
     pub(crate) host_mxcsr: u32,
+    /// Whether the guest's x87 state is loaded, or must not be: see [`crate::x87`].
+    pub(crate) x87: u32,
+    /// Address of the guest's x87 state, as XSAVE stores it.
+    pub(crate) x87_area: u64,
+    /// The guest's x87 instruction pointer, while its x87 state is loaded.
+    pub(crate) fip: u64,
     /// Address of the guest's vector registers.
     ///
     /// 32 registers of 64 bytes, followed by the opmask registers.

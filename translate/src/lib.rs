@@ -33,6 +33,7 @@ mod translator;
 mod unit;
 mod vector;
 mod vector_stubs;
+mod x87;
 
 pub use analysis::{
     BranchFormat, BranchKind, FlagEffects, Follow, GuestBlock, GuestInstruction, UnitSource,
@@ -45,3 +46,4 @@ pub use translator::{Callback, Translator};
 pub use unit::{EdgeId, NotTranslated, Unit, UnitBlock, UnitId};
 pub use vector::VectorLevel;
 pub use vector_stubs::wide_moves;
+pub use x87::is_x87;

@@ -2,7 +2,8 @@
 
 use crate::asm::{ADDR, Assembler, CALL, Host, JMP, RAX, RDX, Rm, TEMP, jcc};
 use crate::layout::Context;
-use crate::vector_stubs::{self, call_if_loaded};
+use crate::vector_stubs::{self, VectorStubs, call_if_loaded};
+use crate::x87;
 use std::mem::offset_of;
 
 const RSI: Host = Host(6);
@@ -41,6 +42,7 @@ pub(crate) struct Stubs {
     pub(crate) leave: u64,
     pub(crate) find: u64,
     pub(crate) load_vectors: [u64; 3],
+    pub(crate) load_x87: u64,
 }
 
 fn push(asm: &mut Assembler, r: u8) {
@@ -67,6 +69,7 @@ pub(crate) fn emit(base: u64, data: u64, callback: u64) -> (Vec<u8>, Stubs) {
     let slot = |guest: u8| Rm::At(TEMP, (guest * 8).cast_signed());
 
     let vectors = vector_stubs::emit(&mut asm, data);
+    let save_x87 = x87::emit_save(&mut asm, data);
     let enter_with_vectors = asm.address();
     asm.jump_to(CALL, vectors.restore);
     let enter = asm.address();
@@ -87,6 +90,15 @@ pub(crate) fn emit(base: u64, data: u64, callback: u64) -> (Vec<u8>, Stubs) {
     let leave_numbered = asm.address();
     call_if_loaded(&mut asm, data, vectors.save);
     asm.store_imm(4, context(offset_of!(Context, vectors_loaded)), 0);
+    asm.alu_imm(
+        7,
+        4,
+        context(offset_of!(Context, x87)),
+        x87::LOADED.cast_signed(),
+    );
+    let no_x87 = asm.jump(&jcc(5));
+    asm.jump_to(CALL, save_x87);
+    asm.here(no_x87);
     pop(&mut asm, TEMP.0);
     for (guest, host) in HOMES {
         asm.store(8, slot(guest), Host(host));
@@ -98,19 +110,45 @@ pub(crate) fn emit(base: u64, data: u64, callback: u64) -> (Vec<u8>, Stubs) {
     PRESERVED.iter().rev().for_each(|&r| pop(&mut asm, r));
     asm.bytes(&[0xc3]);
 
+    let find = emit_find(&mut asm, data, callback, vectors, leave_numbered);
+    let load_vectors = vector_stubs::emit_load(&mut asm, data, vectors, leave);
+    let load_x87 = x87::emit_load(&mut asm, data, leave);
+    let stubs = Stubs {
+        enter,
+        enter_with_vectors,
+        leave,
+        find,
+        load_vectors,
+        load_x87,
+    };
+    (asm.code, stubs)
+}
+
+/// Emits the stub that calls the callback for an access that misses the TLB.
+///
+/// The linear address is in R10, and the number of the exit in R11. The host address is returned in
+/// R10. If there is none, the exit is taken through `leave_numbered`.
+fn emit_find(
+    asm: &mut Assembler,
+    data: u64,
+    callback: u64,
+    vectors: VectorStubs,
+    leave_numbered: u64,
+) -> u64 {
+    let context = |offset: usize| Rm::Fixed(data + offset as u64);
     let find = asm.address();
     asm.store(4, context(offset_of!(Context, exit)), TEMP);
-    VOLATILE.iter().for_each(|&r| push(&mut asm, r));
+    VOLATILE.iter().for_each(|&r| push(asm, r));
     asm.load(8, RDI, context(offset_of!(Context, callback_data)));
     asm.load(8, RSI, Rm::Reg(ADDR));
     asm.load(4, RDX, Rm::Reg(TEMP));
-    call_if_loaded(&mut asm, data, vectors.save);
+    call_if_loaded(asm, data, vectors.save);
     asm.constant(RAX, callback);
     // CALL RAX
     asm.bytes(&[0xff, 0xd0]);
-    call_if_loaded(&mut asm, data, vectors.restore);
+    call_if_loaded(asm, data, vectors.restore);
     asm.load(8, ADDR, Rm::Reg(RAX));
-    VOLATILE.iter().rev().for_each(|&r| pop(&mut asm, r));
+    VOLATILE.iter().rev().for_each(|&r| pop(asm, r));
     // TEST R10, R10
     asm.sized(0x85, 8, ADDR.0, Rm::Reg(ADDR));
     let fails = asm.jump(&jcc(4));
@@ -119,13 +157,5 @@ pub(crate) fn emit(base: u64, data: u64, callback: u64) -> (Vec<u8>, Stubs) {
     // Drop the return address: ADD RSP, 8
     asm.bytes(&[0x48, 0x83, 0xc4, 8]);
     asm.jump_to(JMP, leave_numbered);
-    let load_vectors = vector_stubs::emit_load(&mut asm, data, vectors, leave);
-    let stubs = Stubs {
-        enter,
-        enter_with_vectors,
-        leave,
-        find,
-        load_vectors,
-    };
-    (asm.code, stubs)
+    find
 }

@@ -15,6 +15,7 @@ use crate::stubs::{self, Stubs};
 use crate::tables::{JumpKeys, Tables, TlbKey};
 use crate::unit::{EdgeId, NotTranslated, Unit, UnitBlock, UnitId};
 use crate::vector::VectorLevel;
+use crate::x87;
 use std::io;
 use std::ptr::NonNull;
 
@@ -78,6 +79,7 @@ impl Translator {
             leave: stubs.leave,
             find: stubs.find,
             load_vectors: stubs.load_vectors,
+            load_x87: stubs.load_x87,
             bmi2: std::arch::is_x86_feature_detected!("bmi2"),
         };
         // SAFETY: the arena belongs to the translator, which refers to the tables only through
@@ -376,6 +378,12 @@ impl Translator {
         context.mxcsr = state.mxcsr;
         context.host_mxcsr = HOST_MXCSR;
         context.vectors = state.vectors as u64;
+        context.x87_area = state.x87 as u64;
+        context.x87 = if state.x87_allowed {
+            x87::NOT_LOADED
+        } else {
+            x87::REFUSED
+        };
         Entry { enter }
     }
 

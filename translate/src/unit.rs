@@ -4,7 +4,7 @@ use crate::analysis::BranchFormat;
 use crate::layout::Rights;
 use crate::vector::VectorLevel;
 
-/// Identifies a unit; valid until [`Translator::reset`].
+/// Identifies a unit; valid until [`Translator::reset`](crate::Translator::reset).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct UnitId(pub(crate) u32);
 
@@ -15,7 +15,7 @@ impl UnitId {
     }
 }
 
-/// Identifies an edge; valid until [`Translator::reset`].
+/// Identifies an edge; valid until [`Translator::reset`](crate::Translator::reset).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EdgeId(pub(crate) u32);
 
@@ -28,7 +28,7 @@ pub enum NotTranslated {
     /// If the instruction that ends it, which the caller must execute, is in the first block, the
     /// value is the index of that instruction.
     TooShort(Option<usize>),
-    /// The code memory is full; [`Translator::reset`] empties it.
+    /// The code memory is full; [`Translator::reset`](crate::Translator::reset) empties it.
     Full,
 }
 

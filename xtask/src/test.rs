@@ -265,7 +265,7 @@ fn docs() -> Result<()> {
 
 fn unit() -> Result<()> {
     let shell = shell()?;
-    Ok(cmd!(shell, "cargo test --workspace").run()?)
+    Ok(cmd!(shell, "cargo test --workspace --no-fail-fast").run()?)
 }
 
 fn measure_coverage() -> Result<()> {

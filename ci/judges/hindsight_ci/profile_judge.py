@@ -98,8 +98,10 @@ def trace(hindsight: pathlib.Path, program: pathlib.Path, work: pathlib.Path) ->
     """Traces the program in a guest; returns the perf.data of its user code."""
     recorded, data = work / "guided.trace", work / "perf.data"
     run(
-        [hindsight, "exec", "--deterministic", "--trace-out", recorded]
-        + ["--trace-process", program.name, "--", program, str(TRACED_ROUNDS)],
+        [
+            *(hindsight, "exec", "--deterministic", "--trace-out", recorded),
+            *("--trace-process", program.name, "--", program, str(TRACED_ROUNDS)),
+        ],
         timeout=600,
     )
     run([hindsight, "export", "perf", recorded, "-o", data])

@@ -16,6 +16,8 @@ use crate::thunk::vectors::{AVX, HI16, OPMASK, SSE, Vectors, ZMM_HI};
 use hindsight_regs::cr::{Cr0, Cr4};
 use hindsight_translate::{EdgeId, Entry, EntryState, JumpKeys, UnitExit, UnitId, VectorLevel};
 
+/// The bits of the x87 control word that mask all exceptions.
+const X87_MASKS: u16 = 0x3f;
 /// The bits of MXCSR that mask all floating-point exceptions.
 const MXCSR_MASKS: u32 = 0x1f80;
 
@@ -90,6 +92,14 @@ impl Core {
         } else {
             VectorLevel::Avx512
         }
+    }
+
+    /// Whether translated code may execute x87 instructions.
+    ///
+    /// It may not if one could fault or report an error, or if results must not depend on the host.
+    fn can_translate_x87(&self) -> bool {
+        let masked = self.vec.fcw() & X87_MASKS == X87_MASKS;
+        masked && !self.portable && !self.ferr && !self.cr0(Cr0::EM | Cr0::TS)
     }
 
     /// Chooses what executes an operation at which a unit begins: the unit or itself.
@@ -189,6 +199,8 @@ impl Core {
             vectors: 0,
             vectors_allowed: self.usable_vectors(),
             mxcsr: self.vec.mxcsr,
+            x87: 0,
+            x87_allowed: self.can_translate_x87(),
         };
         let core: *mut Self = self;
         state.callback_data = core.expose_provenance();
@@ -198,6 +210,7 @@ impl Core {
         // room up to the entry at which it must be processed.
         let left = unsafe {
             state.vectors = Vectors::address(&raw mut *(*core).vec);
+            state.x87 = Vectors::x87_address(&raw mut *(*core).vec);
             let Some(entry) = (*core).prepare_entry(unit, &state) else {
                 return (*core).leave(ExitReason::Lookup);
             };

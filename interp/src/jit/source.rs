@@ -7,7 +7,7 @@ use crate::facts::{self, InstructionFacts};
 use crate::memory::PAGE;
 use crate::platform::BranchClass;
 use hindsight_translate::{
-    BranchFormat, BranchKind, FlagEffects, Follow, GuestBlock, GuestInstruction,
+    BranchFormat, BranchKind, FlagEffects, Follow, GuestBlock, GuestInstruction, is_x87,
 };
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic as M};
 
@@ -90,7 +90,7 @@ impl Core {
             insns.push(GuestInstruction {
                 insn: i,
                 flags,
-                foreign: invalid || !in_cpuid || !host_has(&i),
+                foreign: invalid || !in_cpuid || !host_has(&i) || self.portable && is_x87(&i),
                 joined,
                 aligned: !invalid && facts::needs_alignment(&i, i.memory_size().size()),
             });

@@ -50,6 +50,8 @@ pub(crate) struct Vectors {
     pub(crate) k: [u64; 8],
     /// The x87 state as FXSAVE64 stores it; the SSE part is unused.
     pub(crate) fx: [u8; 512],
+    /// The header that XSAVE adds to `fx`.
+    fx_header: [u8; 64],
     /// Holds the memory operand.
     pub(crate) buffer: [u8; 64],
     pub(crate) gpr: [u64; 16],
@@ -70,6 +72,7 @@ impl Default for Vectors {
             zmm: [[0; 64]; 32],
             k: [0; 8],
             fx: [0; 512],
+            fx_header: [0; 64],
             buffer: [0; 64],
             gpr: [0; 16],
             flags: 0,
@@ -104,6 +107,15 @@ impl Vectors {
     pub(crate) fn address(this: *mut Self) -> usize {
         const { assert!(offset_of!(Self, zmm) == 0 && offset_of!(Self, k) == 32 * 64) };
         this.expose_provenance()
+    }
+
+    /// Returns the address of the x87 state, with a header as XSAVE stores it.
+    pub(crate) fn x87_address(this: *mut Self) -> usize {
+        const {
+            assert!(offset_of!(Self, fx) % 64 == 0);
+            assert!(offset_of!(Self, fx_header) == offset_of!(Self, fx) + 512);
+        };
+        this.expose_provenance() + offset_of!(Self, fx)
     }
 
     /// Initializes the x87 as FNINIT does. All registers are empty.

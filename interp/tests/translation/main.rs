@@ -13,6 +13,7 @@ mod contexts;
 mod program;
 mod random;
 mod vectors;
+mod x87;
 
 use hindsight_cpu::cpuid::CpuModel;
 use hindsight_cpu::facility::Facilities;
@@ -49,6 +50,7 @@ fn program(seed: u64) -> (Vec<u8>, CpuState) {
     state.gpr[numbers[0] as usize] = DATA;
     state.gpr[numbers[1] as usize] = 40 + random.below(40);
     vectors::enable(&mut state, &mut random);
+    x87::enable(&mut state, &mut random);
     let length = 3 + random.below(30);
     let mut program = Program {
         random,
@@ -59,6 +61,8 @@ fn program(seed: u64) -> (Vec<u8>, CpuState) {
     for _ in 0..length {
         if seed.is_multiple_of(3) && program.random.chance(2) {
             vectors::add_instruction(&mut program);
+        } else if seed % 5 == 1 && program.random.chance(2) {
+            x87::add_instruction(&mut program);
         } else {
             program.instruction();
         }

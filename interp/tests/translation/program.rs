@@ -41,7 +41,7 @@ impl Program {
         }
     }
 
-    fn memory(&mut self) -> MemoryOperand {
+    pub fn memory(&mut self) -> MemoryOperand {
         if self.random.chance(300) {
             // The address is most often not canonical or not mapped: the program then ends here.
             return MemoryOperand::with_base_index(self.base, self.register(8));
@@ -208,10 +208,25 @@ impl Program {
         self.add(instruction);
     }
 
-    /// Moves AH, CH, DH or BH.
-    fn move_high_byte(&mut self, a: Register) {
+    /// Moves or changes AH, CH, DH or BH.
+    fn use_high_byte(&mut self, a: Register) {
         let from = Register::AH + self.random.below(4) as u32;
-        let instruction = match self.random.below(4) {
+        let instruction = match self.random.below(8) {
+            4 => Instruction::with2(Code::Mov_r8_imm8, from, self.random.value() as i8 as i32),
+            5..=7 => {
+                let codes = [
+                    Code::Add_rm8_imm8,
+                    Code::Or_rm8_imm8,
+                    Code::Adc_rm8_imm8,
+                    Code::And_rm8_imm8,
+                    Code::Sub_rm8_imm8,
+                    Code::Xor_rm8_imm8,
+                    Code::Cmp_rm8_imm8,
+                    Code::Test_rm8_imm8,
+                ];
+                let value = self.random.value() as i8 as i32;
+                Instruction::with2(self.random.pick(&codes), from, value)
+            }
             0 => Instruction::with2(Code::Movzx_r32_rm8, sized(a.full_register(), 4), from),
             1 => Instruction::with2(Code::Movsx_r32_rm8, sized(a.full_register(), 4), from),
             2 => Instruction::with2(Code::Mov_rm8_r8, sized(a.full_register(), 1), from),
@@ -221,12 +236,14 @@ impl Program {
             }
         };
         // Registers that need a REX prefix cannot be combined with these.
-        self.add(instruction);
+        if self.add(instruction) && self.random.chance(2) {
+            self.skip();
+        }
     }
 
     fn extend(&mut self, a: Register, b: Register, n: usize) {
         if self.random.chance(4) {
-            return self.move_high_byte(a);
+            return self.use_high_byte(a);
         }
         let code = [
             Code::Movzx_r32_rm8,

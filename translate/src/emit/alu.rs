@@ -3,7 +3,7 @@
 use super::flags::{A, B, Source, immediate, operand_size};
 use super::same::redirect;
 use super::{Emitter, Retry, named};
-use crate::analysis::{StepKind, UnitStep, accesses_memory};
+use crate::analysis::{StepKind, UnitStep, accesses_memory, is_high_byte};
 use crate::asm::{ADDR, Jump32, RAX, RCX, Rm, TEMP, jcc};
 use crate::flags::FlagKind;
 use iced_x86::{Instruction, Mnemonic as M, OpKind};
@@ -17,6 +17,9 @@ impl Emitter<'_> {
         let i = &step.insn;
         let size = operand_size(i);
         let stores = self.stores_now()?;
+        if is_high_byte(i.op0_register()) {
+            return self.arithmetic_of_high_byte(step, n, stores);
+        }
         if accesses_memory(i) {
             self.operand(i, i.op0_kind() == OpKind::Memory && n != 7)?;
         }
@@ -46,11 +49,47 @@ impl Emitter<'_> {
         Ok(())
     }
 
+    /// Emits arithmetic of AH, CH, DH or BH with an immediate.
+    fn arithmetic_of_high_byte(
+        &mut self,
+        step: &UnitStep,
+        n: u8,
+        stores: bool,
+    ) -> Result<(), Retry> {
+        let i = &step.insn;
+        let value = Source::Immediate(immediate(i, 1));
+        let first = match n {
+            0 => Some(FlagKind::Add),
+            5 | 7 => Some(FlagKind::Sub),
+            _ => None,
+        };
+        if let Some(kind) = first.filter(|_| stores) {
+            self.copy_high_byte(TEMP, i.op0_register())?;
+            self.store_operands(kind, 1, Rm::Reg(TEMP), value);
+        }
+        // The host has it in the same register.
+        self.encode(i)?;
+        if first.is_none() && stores {
+            self.copy_high_byte(TEMP, i.op0_register())?;
+            self.store_field(A, Rm::Reg(TEMP));
+            self.store_record(FlagKind::Logic, 1);
+        }
+        Ok(())
+    }
+
     /// Emits TEST.
     pub(super) fn test(&mut self, step: &UnitStep) -> Result<(), Retry> {
         let i = &step.insn;
         let size = operand_size(i);
         let stores = self.stores_now()?;
+        if is_high_byte(i.op0_register()) {
+            if stores {
+                self.copy_high_byte(TEMP, i.op0_register())?;
+                let value = Source::Immediate(immediate(i, 1));
+                self.store_operands(FlagKind::Test, 1, Rm::Reg(TEMP), value);
+            }
+            return self.encode(i);
+        }
         if accesses_memory(i) {
             self.operand(i, false)?;
         }

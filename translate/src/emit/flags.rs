@@ -3,7 +3,9 @@
 //! "Sunk" stores are those that are made at the unit's edges instead of after the instruction.
 
 use super::{Emitter, Retry};
-use crate::analysis::{ARITHMETIC, FlagVisibility, StepKind, UnitStep, accesses_memory};
+use crate::analysis::{
+    ARITHMETIC, FlagVisibility, StepKind, UnitStep, accesses_memory, is_high_byte,
+};
 use crate::asm::{Host, RAX, Rm, TEMP};
 use crate::flags::{FlagKind, record, step_byte};
 use crate::layout::Context;
@@ -128,10 +130,13 @@ impl Emitter<'_> {
     /// This needs its operands, or its result, to keep their values until the edges.
     pub(super) fn sinks(&self, at: usize) -> bool {
         let step = &self.analysis.steps[at];
-        if step.visibility != FlagVisibility::AtEdges || accesses_memory(&step.insn) {
+        let i = &step.insn;
+        if step.visibility != FlagVisibility::AtEdges
+            || accesses_memory(i)
+            || is_high_byte(i.op0_register())
+        {
             return false;
         }
-        let i = &step.insn;
         let two = match step.kind {
             StepKind::Alu(0 | 5) if i.op1_kind() == OpKind::Register => {
                 if i.op1_register().full_register() == i.op0_register().full_register() {
@@ -245,7 +250,10 @@ impl Emitter<'_> {
         let i = &step.insn;
         let compares =
             matches!(step.kind, StepKind::Alu(7) | StepKind::Test) && !accesses_memory(i);
-        if !compares || flags & !(step.flags.written & !step.flags.undefined) != 0 {
+        if !compares
+            || is_high_byte(i.op0_register())
+            || flags & !(step.flags.written & !step.flags.undefined) != 0
+        {
             return false;
         }
         let keeps = |r| self.analysis.keeps(r, producer, self.at);

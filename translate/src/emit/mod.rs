@@ -15,6 +15,7 @@ mod flow;
 mod memory;
 mod same;
 mod vector;
+mod x87;
 
 use crate::analysis::{BranchKind, GuestBlock, StepKind, UnitAnalysis, UnitSource, UnitStep};
 use crate::asm::{Assembler, CALL, Host, JMP, Jump32, Rm, TEMP};
@@ -38,6 +39,7 @@ pub(crate) struct Addresses {
     ///
     /// They take the number of an exit in R11.
     pub(crate) load_vectors: [u64; 3],
+    pub(crate) load_x87: u64,
     /// Whether the host has BMI2.
     pub(crate) bmi2: bool,
 }
@@ -104,6 +106,12 @@ enum Late {
         back: usize,
         exit: u32,
         tags: u64,
+    },
+    /// Loads the guest's x87 state.
+    LoadX87 {
+        from: Jump32,
+        exit: u32,
+        back: usize,
     },
     /// Loads the guest's vector registers.
     LoadVectors { from: Jump32, exit: u32 },
@@ -185,6 +193,8 @@ pub(crate) struct Emitter<'a> {
     valid: u32,
     /// The step after which the host flags were last saved, and which flags are valid.
     saved: Option<(usize, u32)>,
+    /// The guest's x87 state is known to be loaded.
+    x87_loaded: bool,
     /// Index of the current step.
     at: usize,
 }
@@ -211,6 +221,7 @@ impl<'a> Emitter<'a> {
             encoder: Encoder::new(64),
             valid: 0,
             saved: None,
+            x87_loaded: false,
             at: 0,
         }
     }
@@ -265,6 +276,7 @@ impl<'a> Emitter<'a> {
             StepKind::Scan { reverse } => self.scan(step, reverse)?,
             StepKind::Atomic => self.atomic(step)?,
             StepKind::Vector => self.vector(step)?,
+            StepKind::X87 => self.x87(step)?,
             StepKind::Push => self.push(step)?,
             StepKind::Pop => self.pop(step)?,
             StepKind::Leave => self.leave_frame(),
@@ -328,6 +340,7 @@ impl<'a> Emitter<'a> {
                 let jump = self.asm.jump(JMP);
                 self.asm.lead(jump, back);
             }
+            Late::LoadX87 { from, exit, back } => self.load_x87(from, exit, back),
             Late::LoadVectors { from, exit } => self.load_vectors(from, exit, entry),
             Late::Leave { from, exit, stores } => {
                 self.asm.here(from);

@@ -64,8 +64,12 @@ impl Emitter<'_> {
             if !register.is_gpr() {
                 continue;
             }
+            if is_high_byte(register) && n == 0 {
+                // The host has it in the same register, and no other operand needs a REX prefix.
+                continue;
+            }
             if is_high_byte(register) {
-                let Some(host) = free.next().filter(|_| self.addresses.bmi2) else {
+                let Some(host) = free.next() else {
                     return self.cannot();
                 };
                 self.copy_high_byte(host, register)?;
@@ -100,7 +104,10 @@ impl Emitter<'_> {
     }
 
     /// Copies AH, CH, DH or BH to the low byte of a host register, without changing the flags.
-    fn copy_high_byte(&mut self, to: Host, from: Register) -> Result<(), Retry> {
+    pub(super) fn copy_high_byte(&mut self, to: Host, from: Register) -> Result<(), Retry> {
+        if !self.addresses.bmi2 {
+            return self.cannot();
+        }
         let code = Code::VEX_Rorx_r32_rm32_imm8;
         let from = from.full_register32();
         let rotate = Instruction::with3(code, named(to, 4), from, 8_u32);

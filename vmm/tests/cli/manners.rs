@@ -5,13 +5,14 @@ use std::path::Path;
 
 use crate::rig::*;
 
-const COMMANDS: [&str; 12] = [
+const COMMANDS: [&str; 13] = [
     "run",
     "trace",
     "exec",
     "export",
     "report",
     "stat",
+    "merge",
     "dump",
     "diff",
     "doctor",
