@@ -77,6 +77,16 @@ fn pc_root(ram: &DmaMemory) -> PciRoot {
     )
 }
 
+fn mmio_bus(root: &SharedRoot, memory: SharedDevice) -> MmioBus {
+    let mut mmio = MmioBus::new();
+    mmio.map(TEST_MEMORY_BASE, TEST_MEMORY_LEN, memory).unwrap();
+    let root = root.clone();
+    let base = WINDOW_BASE;
+    let window = shared(PciWindow { root, base });
+    mmio.map(WINDOW_BASE, WINDOW_LEN, window).unwrap();
+    mmio
+}
+
 /// The RAM that devices access.
 fn read_ram(ram: &DmaMemory) -> Vec<u8> {
     let mut bytes = vec![0; test_driver::MEMORY];
@@ -134,14 +144,7 @@ impl FuzzBuses {
         ports
             .map_at(FW_CFG_DMA_PORT, FW_CFG_DMA_PORTS, FW_CFG_DMA_OFFSET, dma)
             .unwrap();
-        let mut mmio = MmioBus::new();
-        mmio.map(TEST_MEMORY_BASE, TEST_MEMORY_LEN, memory.clone())
-            .unwrap();
-        let window = shared(PciWindow {
-            root: root.clone(),
-            base: WINDOW_BASE,
-        });
-        mmio.map(WINDOW_BASE, WINDOW_LEN, window).unwrap();
+        let mmio = mmio_bus(&root, memory.clone());
         Self {
             ports,
             mmio,
