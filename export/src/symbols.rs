@@ -1,5 +1,7 @@
 //! The functions of a guest image.
 
+use std::fmt::{self, Write};
+
 use object::{Object, ObjectSymbol, SymbolKind, SymbolSection};
 use thiserror::Error;
 use xxhash_rust::xxh3::xxh3_64;
@@ -8,6 +10,10 @@ use crate::spaces::{AddressSpaces, SpaceId};
 
 /// Maximum number of symbols that are read of one image.
 const SYMBOLS_MAX: usize = 4 << 20;
+/// Maximum number of bytes of a function's name; functions with longer names are left out.
+const NAME_MAX: usize = 1024;
+/// Maximum number of bytes of all names of one image.
+const NAME_BYTES_MAX: usize = 64 << 20;
 
 /// A named range of addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +47,36 @@ pub enum LocationError {
     Ambiguous(String, usize),
 }
 
+/// The demangled name of a symbol; `None` if it is too long to be a name.
+fn function_name(bytes: &[u8]) -> Option<String> {
+    if bytes.is_empty() || bytes.len() > NAME_MAX {
+        return None;
+    }
+    let mangled = std::str::from_utf8(bytes).ok()?;
+    // A mangled name may refer to parts of itself, and so be short for a very long one.
+    let mut name = BoundedText::default();
+    Some(
+        match write!(name, "{:#}", rustc_demangle::demangle(mangled)) {
+            Ok(()) => name.0,
+            Err(_) => mangled.to_owned(),
+        },
+    )
+}
+
+/// Text that refuses to become longer than a name may be.
+#[derive(Default)]
+struct BoundedText(String);
+
+impl fmt::Write for BoundedText {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        if self.0.len() + text.len() > NAME_MAX {
+            return Err(fmt::Error);
+        }
+        self.0.push_str(text);
+        Ok(())
+    }
+}
+
 impl FunctionTable {
     /// The functions of an ELF image that runs at its link address; none of other images.
     pub fn of(image: &[u8]) -> Self {
@@ -64,16 +100,27 @@ impl FunctionTable {
             );
             named && matches!(symbol.section(), SymbolSection::Section(_))
         };
-        let functions = symbols.filter(is_code).take(SYMBOLS_MAX);
-        let functions = functions.filter_map(|symbol| {
-            let name = symbol.name().ok().filter(|name| !name.is_empty())?;
-            Some(Function {
-                address: symbol.address(),
-                size: symbol.size(),
-                name: format!("{:#}", rustc_demangle::demangle(name)),
-            })
-        });
-        Self::new(functions.collect())
+        let mut functions = Vec::new();
+        let mut budget = NAME_BYTES_MAX;
+        for symbol in symbols.filter(is_code).take(SYMBOLS_MAX) {
+            let Ok(bytes) = symbol.name_bytes() else {
+                continue;
+            };
+            // Finding the end of a name takes time also when the function is left out.
+            let Some(rest) = budget.checked_sub(bytes.len()) else {
+                break;
+            };
+            budget = rest;
+            if let Some(name) = function_name(bytes) {
+                budget = budget.saturating_sub(name.len());
+                functions.push(Function {
+                    address: symbol.address(),
+                    size: symbol.size(),
+                    name,
+                });
+            }
+        }
+        Self::new(functions)
     }
 
     /// A table of these functions.
@@ -215,7 +262,7 @@ impl FunctionTable {
         };
         match found.as_slice() {
             [] => Err(LocationError::Unknown(text.to_owned())),
-            [f] => Ok((f.address, f.address + f.size.max(1) - 1)),
+            [f] => Ok((f.address, f.address.saturating_add(f.size.max(1) - 1))),
             several => Err(LocationError::Ambiguous(text.to_owned(), several.len())),
         }
     }
@@ -279,5 +326,82 @@ mod tests {
     #[test]
     fn malformed_image_has_no_functions() {
         assert!(FunctionTable::of(b"\x7fELF\x02\x01\x01").is_empty());
+    }
+
+    /// An ELF file with one section of code and `count` functions, all of which have the name at
+    /// `name` in the string table.
+    fn elf(strings: &[u8], name: u32, count: usize) -> Vec<u8> {
+        let (header, section) = (64_u64, 64);
+        let symbols_at = header + 4 * section;
+        let symbols_len = 24 * (count as u64 + 1);
+        let strings_at = symbols_at + symbols_len;
+        let mut file = b"\x7fELF\x02\x01\x01".to_vec();
+        file.resize(16, 0);
+        file.extend([2, 0, 62, 0, 1, 0, 0, 0]);
+        let words = |file: &mut Vec<u8>, words: &[u64]| {
+            file.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+        };
+        words(&mut file, &[0, 0, header, 0x40_0000_0000]);
+        file.extend([0, 0, 64, 0, 4, 0, 3, 0]);
+        // Name and type, flags, address, offset, size, link and info, alignment, entry size.
+        let (code, symbol_table, string_table) = (1 << 32, 2 << 32, 3 << 32);
+        words(&mut file, &[0; 8]);
+        words(&mut file, &[code, 6, 0x1000, 0, 0x1000, 0, 1, 0]);
+        words(
+            &mut file,
+            &[symbol_table, 0, 0, symbols_at, symbols_len, 3, 8, 24],
+        );
+        words(
+            &mut file,
+            &[
+                string_table,
+                0,
+                0,
+                strings_at,
+                strings.len() as u64,
+                0,
+                1,
+                0,
+            ],
+        );
+        words(&mut file, &[0; 3]);
+        for n in 0..count as u64 {
+            // A global function of section 1.
+            words(
+                &mut file,
+                &[u64::from(name) | 0x1_0012 << 32, 0x1000 + n, 1],
+            );
+        }
+        file.extend(strings);
+        file
+    }
+
+    #[test]
+    fn functions_with_impossibly_long_names_are_left_out() {
+        let short = elf(b"\0short\0", 1, 3);
+        let functions = FunctionTable::of(&short);
+        assert_eq!(
+            (functions.len(), &*functions.functions[0].name),
+            (3, "short")
+        );
+        let mut strings = vec![b'x'; NAME_MAX + 2];
+        strings[0] = 0;
+        strings.push(0);
+        assert!(FunctionTable::of(&elf(&strings, 1, 3)).is_empty());
+        assert_eq!(FunctionTable::of(&elf(&strings, 2, 3)).len(), 3);
+    }
+
+    #[test]
+    fn names_of_an_image_are_bounded_together() {
+        let mut strings = vec![b'x'; NAME_BYTES_MAX / 16];
+        strings[0] = 0;
+        strings.extend(b"\0short\0");
+        let name = u32::try_from(strings.len() - 6).unwrap();
+        assert_eq!(FunctionTable::of(&elf(&strings, name, 40)).len(), 40);
+        // 200 000 names of 4 MiB would take minutes.
+        assert!(FunctionTable::of(&elf(&strings, 1, 200_000)).is_empty());
+        let long = [&[0], &[b'y'; NAME_MAX][..], &[0]].concat();
+        let functions = FunctionTable::of(&elf(&long, 1, 100_000));
+        assert_eq!(functions.len(), NAME_BYTES_MAX / NAME_MAX / 2);
     }
 }

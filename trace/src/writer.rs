@@ -221,6 +221,46 @@ struct VcpuStream {
     selector: Selector,
     /// The last event of a switch of tasks: every block begins with it.
     task: Option<Event>,
+    /// The last reading of the clock, if the block does not have it because the code at it is not
+    /// selected: the next record follows it.
+    clock: Option<(u64, u64)>,
+}
+
+impl VcpuStream {
+    /// Adds a record that is selected, after the clock and the task that it needs.
+    fn add(
+        &mut self,
+        at: u64,
+        event: &Event,
+        output: &mut BlockOutput,
+        block_max: u32,
+    ) -> std::io::Result<()> {
+        match self.clock.take() {
+            // The header of a block has the clock of its first record.
+            Some((at, ticks)) if self.encoder.is_empty() => self.encoder.set_clock(at, ticks),
+            Some((at, ticks)) if !matches!(event, Event::Time { .. }) => {
+                self.encoder.add(at, &Event::Time { ticks });
+                self.put_full(output, block_max)?;
+            }
+            _ => {}
+        }
+        if let (true, Some(task)) = (self.encoder.is_empty(), self.task)
+            && !matches!(event, Event::Task(_))
+        {
+            self.encoder.add(at, &task);
+        }
+        self.encoder.add(at, event);
+        self.put_full(output, block_max)
+    }
+
+    /// Writes the block if it is full.
+    fn put_full(&mut self, output: &mut BlockOutput, block_max: u32) -> std::io::Result<()> {
+        if self.encoder.is_full() || self.encoder.records() >= block_max {
+            let block = self.encoder.take()?;
+            output.put(block)?;
+        }
+        Ok(())
+    }
 }
 
 struct WriterState {
@@ -284,6 +324,7 @@ impl WriterState {
                 encoder: BlockEncoder::new(u32::try_from(id).unwrap_or(cpu)),
                 selector: Selector::new(self.selection.clone()),
                 task: None,
+                clock: None,
             });
         }
         index
@@ -292,39 +333,24 @@ impl WriterState {
     fn add(&mut self, chunk: &EventChunk) -> std::io::Result<()> {
         let index = self.stream(chunk.cpu);
         let (output, block_max) = (&mut self.output, self.block_max);
-        let VcpuStream {
-            encoder,
-            selector,
-            task,
-        } = &mut self.vcpus[index];
+        let stream = &mut self.vcpus[index];
         let mut result = Ok(());
         chunk.for_each(|at, event| {
             if result.is_err() {
                 return;
             }
-            let selected = selector.selects(at, event);
-            if let Event::Time { ticks } = *event
-                && (!selected || encoder.is_empty())
-            {
-                // The header of a block has the clock of its first record.
-                if encoder.is_empty() {
-                    encoder.set_clock(at, ticks);
+            let selected = stream.selector.selects(at, event);
+            if let Event::Time { ticks } = *event {
+                stream.clock = Some((at, ticks));
+                if !selected || stream.encoder.is_empty() {
+                    return;
                 }
-                return;
             }
             if let Event::Task(_) = event {
-                *task = Some(*event);
+                stream.task = Some(*event);
             }
             if selected {
-                if let (true, Some(task)) = (encoder.is_empty(), *task)
-                    && !matches!(event, Event::Task(_))
-                {
-                    encoder.add(at, &task);
-                }
-                encoder.add(at, event);
-                if encoder.is_full() || encoder.records() >= block_max {
-                    result = encoder.take().and_then(|block| output.put(block));
-                }
+                result = stream.add(at, event, output, block_max);
             }
         });
         result?;

@@ -106,10 +106,13 @@ impl BtfTypes {
         })
     }
 
-    fn name(&self, offset: u32) -> Option<&[u8]> {
-        let start = self.strings.checked_add(usize::try_from(offset).ok()?)?;
-        let rest = self.bytes.get(start..)?;
-        rest.split(|&byte| byte == 0).next()
+    /// Whether the string at `offset` is `name`. Takes no longer for strings that are longer.
+    fn is_named(&self, offset: u32, name: &[u8]) -> bool {
+        let start = usize::try_from(offset).ok();
+        let start = start.and_then(|offset| self.strings.checked_add(offset));
+        let rest = start.and_then(|start| self.bytes.get(start..));
+        let rest = rest.and_then(|rest| rest.strip_prefix(name));
+        rest.is_some_and(|rest| rest.first() == Some(&0))
     }
 
     fn get(&self, index: u32) -> Option<BtfType<'_>> {
@@ -161,11 +164,10 @@ impl BtfTypes {
                 bits => bits,
             };
             let offset = u64::from(bits / 8);
-            let own = self.name(name_at)?;
-            if own == name {
+            if self.is_named(name_at, name) {
                 return Some(Member { offset, of_type });
             }
-            if own.is_empty()
+            if self.is_named(name_at, b"")
                 && let Some(inner) = self.resolve(of_type)
                 && let Some(member) = self.member(&inner, name, depth + 1, budget)
             {
@@ -184,7 +186,7 @@ impl BtfTypes {
         let mut all = numbers.filter_map(|index| self.get(index));
         all.find(|found| {
             let is_structure = found.kind == kind::STRUCT && !found.members.is_empty();
-            is_structure && self.name(found.name) == Some(name)
+            is_structure && self.is_named(found.name, name)
         })
     }
 
@@ -296,6 +298,27 @@ pub(super) mod tests {
         builder.add(kind::STRUCT, "loop", &[("", 1, 8), ("", 2, 8)]);
         let types = BtfTypes::parse(builder.bytes()).unwrap();
         assert_eq!(types.offset("loop", "missing"), None);
+    }
+
+    #[test]
+    fn names_without_an_end_are_not_searched_for_it() {
+        let mut builder = BtfBuilder::default();
+        let long = "x".repeat(4 << 20);
+        let mut at = builder.add(kind::STRUCT, &long, &[("a", 0, 0)]);
+        for _ in 0..30_000 {
+            at = builder.add(kind::STRUCT, "", &[("b", 0, 0)]);
+        }
+        builder.add(kind::STRUCT, "file", &[("f_mode", 0, 8)]);
+        let mut bytes = builder.bytes();
+        for n in 0..usize::try_from(at).unwrap() {
+            // All structures but the last have the long name, which is the first string.
+            bytes[24 + 24 * n] = 1;
+        }
+        let types = BtfTypes::parse(bytes).unwrap();
+        let start = std::time::Instant::now();
+        assert_eq!(types.offset("file", "f_mode"), Some(8));
+        assert_eq!(types.offset("missing", "f_mode"), None);
+        assert!(start.elapsed().as_secs() < 10);
     }
 
     #[test]

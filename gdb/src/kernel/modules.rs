@@ -59,6 +59,8 @@ impl LinuxKernel {
         if len == 0 || len > CODE_MAX || count > SYMBOLS_MAX {
             return None;
         }
+        // The code does not wrap around the end of the addresses, so no function precedes it.
+        start.checked_add(len)?;
         let size = SYMBOL_LEN.checked_mul(usize::try_from(count).ok()?)?;
         let bytes = linear.read(table, size);
         let functions = bytes.chunks_exact(SYMBOL_LEN).filter_map(|symbol| {

@@ -242,6 +242,11 @@ fn module_has_the_functions_in_its_code() {
         .map(|f| (f.address - code, f.name.as_str()))
         .collect();
     assert_eq!(names, [(0x10, "open"), (0x40, "close")]);
+    // A megabyte that would wrap around the end of the addresses, with a function behind it.
+    put(&mut ram, 0x3040, &[0xffff_ffff_fff0_0000, 0x20_0000]);
+    put(&mut ram, 0x3200, &[0x2_0000_0001, 0x10, 0x20]);
+    assert_eq!(module(&ram), None, "code that wraps around");
+    put(&mut ram, 0x3040, &[code, 0x1000]);
     put(&mut ram, 0x3108, &[u64::MAX]);
     assert_eq!(module(&ram), None, "too many symbols");
     put(&mut ram, 0x3108, &[4]);

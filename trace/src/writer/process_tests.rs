@@ -135,3 +135,28 @@ fn every_block_begins_with_the_task_that_runs() {
     let tasks = summary(trace.records().map(Result::unwrap));
     assert_eq!(tasks, [(Some("sort".to_owned()), 8)]);
 }
+
+#[test]
+fn clock_is_right_after_code_that_is_not_selected() {
+    let file = SharedFile::new(usize::MAX);
+    let filter = [ProcessFilter::Pid(5)];
+    let selection = processes(EventKinds::BRANCHES, &filter);
+    let options = options(selection, None);
+    let writer = TraceWriter::start(Box::new(file.clone()), &header(1), options).unwrap();
+    let mut tracer = writer.tracer(0);
+    tracer.event(0, 0, task(5, 5, "sort"));
+    tracer.branches(0, &[branch(0, 10)], 10, 10);
+    tracer.event(20, 20, task(1, 1, "init"));
+    // The clock jumps twice while another process runs.
+    tracer.branches(0, &[branch(1, 30)], 30, 1030);
+    tracer.branches(0, &[branch(2, 40)], 40, 5040);
+    tracer.event(50, 5050, task(5, 5, "sort"));
+    tracer.branches(0, &[branch(3, 60)], 60, 5060);
+    drop(tracer);
+    writer.finish().unwrap();
+    let mut trace = TraceReader::new(Cursor::new(file.take())).unwrap();
+    let records = trace.records().map(Result::unwrap);
+    let branches = records.filter(|record| matches!(record.event, Event::Branch(_)));
+    let times: Vec<_> = branches.map(|record| (record.at, record.ticks)).collect();
+    assert_eq!(times, [(10, 10), (60, 5060)]);
+}

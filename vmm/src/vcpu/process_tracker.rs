@@ -26,6 +26,8 @@ const SEARCHES_MAX: u32 = 8;
 const FILES_MAX: usize = 4096;
 /// Maximum number of functions of all files.
 const FUNCTIONS_MAX: usize = 2 << 20;
+/// Maximum number of bytes of the names of these functions.
+const NAME_BYTES_MAX: usize = 128 << 20;
 /// Maximum number of names of tasks.
 const NAMES_MAX: usize = 1 << 20;
 /// Where the kernel's tables are, relative to the entry of system calls, in bytes.
@@ -104,7 +106,9 @@ struct TrackedKernel {
     hooks: Vec<(u64, Hook)>,
     /// Build IDs of files, by identity and path.
     files: HashMap<(u64, String), String>,
+    /// Functions of files and modules that are in the log, and the bytes of their names.
     functions: usize,
+    name_bytes: usize,
     /// The names of tasks that are in the log.
     names: HashSet<LinuxTask>,
 }
@@ -187,6 +191,7 @@ impl ProcessTracker {
             hooks,
             files: HashMap::new(),
             functions: 0,
+            name_bytes: 0,
             names: HashSet::new(),
         })
     }
@@ -261,13 +266,11 @@ impl TrackedKernel {
     /// A module that is loaded, with its functions.
     fn module(&mut self, linear: &LinearMemory<'_>, at: u64) -> Option<ProcessEvent> {
         let module = self.kernel.module(linear, at)?;
-        let count = self.functions + module.functions.len();
-        if count > FUNCTIONS_MAX {
-            return None;
-        }
-        self.functions = count;
+        self.count(module.functions.iter().map(|f| f.name.len()))?;
         let functions = module.functions.into_iter();
-        let relative = |f: ModuleFunction| LoggedFunction(f.address - module.start, f.size, f.name);
+        let relative = |f: ModuleFunction| {
+            LoggedFunction(f.address.wrapping_sub(module.start), f.size, f.name)
+        };
         Some(ProcessEvent::Module {
             name: module.name,
             start: module.start,
@@ -325,12 +328,22 @@ impl TrackedKernel {
         Some(events)
     }
 
-    fn file_event(&mut self, path: &str, code: ElfCode) -> Option<ProcessEvent> {
-        let count = self.functions + code.functions.len();
-        if code.segments.is_empty() || count > FUNCTIONS_MAX {
+    /// Counts functions with names of these lengths; `None` if they are too many for the log.
+    fn count(&mut self, names: impl ExactSizeIterator<Item = usize>) -> Option<()> {
+        let functions = self.functions + names.len();
+        let name_bytes = self.name_bytes + names.sum::<usize>();
+        if functions > FUNCTIONS_MAX || name_bytes > NAME_BYTES_MAX {
             return None;
         }
-        self.functions = count;
+        (self.functions, self.name_bytes) = (functions, name_bytes);
+        Some(())
+    }
+
+    fn file_event(&mut self, path: &str, code: ElfCode) -> Option<ProcessEvent> {
+        if code.segments.is_empty() {
+            return None;
+        }
+        self.count(code.functions.iter().map(|f| f.name.len()))?;
         let function = |f: Function| LoggedFunction(f.address, f.size, f.name);
         let segments = code.segments.iter();
         Some(ProcessEvent::File {

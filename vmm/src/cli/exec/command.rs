@@ -343,10 +343,11 @@ pub fn run(args: &ExecArgs) -> anyhow::Result<ExitCode> {
     let limit = config.run.timeout.map(|limit| limit.0);
     let outcome = machine.run(limit, || {})?;
     drop(raw);
-    trace.map_or(Ok(()), |mut trace| trace.finish())?;
+    let status = status(&session, &outcome);
+    let written = trace.map_or(Ok(()), |mut trace| trace.finish());
     tracing::info!("the guest ran for {}", seconds_since(start));
     drop(logging);
-    Ok(status(&session, &outcome))
+    Ok(status_after_trace(status, written))
 }
 
 /// Where the guest's own output goes.
@@ -424,6 +425,17 @@ fn status(session: &Session, outcome: &Outcome) -> ExitCode {
     FAILED.into()
 }
 
+/// The exit status when the command has ended with `status` and the trace was written or not.
+fn status_after_trace(status: ExitCode, written: anyhow::Result<()>) -> ExitCode {
+    match written {
+        Ok(()) => status,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "hindsight: {error:#}");
+            FAILED.into()
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -450,6 +462,14 @@ mod tests {
             let found = bytes.windows(record.len()).any(|window| window == record);
             assert!(found, "{}", String::from_utf8_lossy(record));
         }
+    }
+
+    #[test]
+    fn trace_that_cannot_be_written_is_a_failure_of_the_monitor() {
+        let status = |written| format!("{:?}", status_after_trace(ExitCode::from(7), written));
+        assert_eq!(status(Ok(())), format!("{:?}", ExitCode::from(7)));
+        let full = Err(anyhow::anyhow!("no space left"));
+        assert_eq!(status(full), format!("{:?}", ExitCode::from(125)));
     }
 
     #[test]

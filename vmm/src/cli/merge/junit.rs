@@ -1,5 +1,6 @@
 //! Joins JUnit reports of shards.
 
+use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -21,11 +22,32 @@ const fn severity(case: &TestCase) -> u8 {
     }
 }
 
+/// Orders the results of a case: the greatest one counts, whatever the order of the files.
+fn compare(a: &TestCase, b: &TestCase) -> Ordering {
+    let rank = |case: &TestCase| (severity(case), Reverse(case.time));
+    let contents = |case: &TestCase| format!("{case:?}");
+    rank(a)
+        .cmp(&rank(b))
+        .then_with(|| contents(a).cmp(&contents(b)))
+}
+
+/// The sum of durations, which a report may choose freely.
+fn sum(times: impl Iterator<Item = Duration>) -> Duration {
+    times.fold(Duration::ZERO, Duration::saturating_add)
+}
+
+/// The results of a suite in all shards.
+#[derive(Debug, Default)]
+struct SuiteResults {
+    properties: BTreeSet<(String, String)>,
+    cases: BTreeMap<String, TestCase>,
+}
+
 /// The results of all shards.
 #[derive(Debug, Default)]
 struct Results {
-    /// Suites with their properties and cases, by name.
-    suites: BTreeMap<String, (TestSuite, BTreeMap<String, TestCase>)>,
+    /// Suites by name.
+    suites: BTreeMap<String, SuiteResults>,
     shards: BTreeSet<usize>,
     /// Number of shards, if the reports are of shards.
     count: Option<usize>,
@@ -42,13 +64,13 @@ impl Results {
                 self.add_shard(file, &shard)?;
             }
             let name = suite.name.to_string();
-            let (_, own) = self.suites.entry(name).or_insert_with(|| {
-                // A new suite, whose counts begin at zero.
-                let mut merged = TestSuite::new(suite.name);
-                let others = suite.properties.into_iter();
-                merged.add_properties(others.filter(|p| p.name.as_str() != SHARD));
-                (merged, BTreeMap::new())
-            });
+            let SuiteResults {
+                properties,
+                cases: own,
+            } = self.suites.entry(name).or_default();
+            let others = suite.properties.into_iter();
+            let others = others.filter(|p| p.name.as_str() != SHARD);
+            properties.extend(others.map(|p| (p.name.to_string(), p.value.to_string())));
             for case in suite.test_cases {
                 let name = case.name.to_string();
                 let Some(old) = own.get(&name) else {
@@ -59,9 +81,7 @@ impl Results {
                 if severity(old) != severity(&case) {
                     self.unstable.insert(name.clone());
                 }
-                // The same choice in every order of the files.
-                let rank = |case: &TestCase| (severity(case), std::cmp::Reverse(case.time));
-                if rank(&case) > rank(old) {
+                if compare(&case, old).is_gt() {
                     own.insert(name, case);
                 }
             }
@@ -91,14 +111,15 @@ impl Results {
 
     fn into_report(self) -> Report {
         let mut report = Report::new("hindsight");
-        for (mut suite, cases) in self.suites.into_values() {
-            let times = cases.values().filter_map(|case| case.time);
-            suite.set_time(times.sum::<Duration>());
+        for (name, SuiteResults { properties, cases }) in self.suites {
+            let mut suite = TestSuite::new(name);
+            suite.add_properties(properties.iter().map(|(name, value)| (&**name, &**value)));
+            suite.set_time(sum(cases.values().filter_map(|case| case.time)));
             suite.add_test_cases(cases.into_values());
             report.add_test_suite(suite);
         }
         let times = report.test_suites.iter().filter_map(|suite| suite.time);
-        let total = times.sum::<Duration>();
+        let total = sum(times);
         report.set_time(total);
         report
     }
@@ -192,6 +213,32 @@ mod tests {
             "3 passed, 1 failed, 0 skipped"
         );
         assert!(!first.passed && !first.text.contains("shard"));
+    }
+
+    #[test]
+    fn results_of_equal_severity_do_not_depend_on_the_order_of_files() {
+        let failure = |message: &str| format!("<failure message=\"{message}\" type=\"guest\"/>");
+        let (one, two) = (failure("one"), failure("two"));
+        let mut files = [
+            shard("1/2", &[("a", &one)]),
+            shard("1/2", &[("a", &two)]),
+            shard("2/2", &[("b", "")]),
+        ];
+        for (file, engine) in files.iter_mut().zip(["interp", "kvm", "interp"]) {
+            let property = format!("<properties><property name=\"e\" value=\"{engine}\"/>");
+            file.1 = file.1.replace("<properties>", &property);
+        }
+        let first = merge(&files).unwrap();
+        files.reverse();
+        assert_eq!(first.text, merge(&files).unwrap().text);
+        assert!(first.text.contains("value=\"kvm\"") && first.text.contains("\"two\""));
+    }
+
+    #[test]
+    fn times_that_overflow_are_the_longest_time() {
+        let mut file = shard("1/1", &[("a", ""), ("b", "")]);
+        file.1 = file.1.replace("time=\"0.5\"", "time=\"1e19\"");
+        assert!(merge(&[file]).unwrap().passed);
     }
 
     #[test]
