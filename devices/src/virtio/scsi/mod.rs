@@ -39,9 +39,13 @@ const SENSE_SIZE_RESET: u32 = 96;
 const SENSE_SIZES: RangeInclusive<u32> = 0..=252;
 /// Offset of the size of commands in the configuration, and its value after reset.
 const CDB_SIZE: usize = 24;
-const CDB_SIZE_RESET: u32 = CDB_LEN as u32;
+const CDB_SIZE_RESET: u32 = 32;
 /// Sizes of commands that the driver may set.
-const CDB_SIZES: RangeInclusive<u32> = 6..=CDB_MAX as u32;
+const CDB_SIZES: RangeInclusive<u32> = 6..=260;
+const _: () = assert!(
+    CDB_SIZE_RESET as usize == CDB_LEN && *CDB_SIZES.end() as usize == CDB_MAX,
+    "requests have these sizes"
+);
 /// Bytes of the answer of a control request: of a query of events, and at least of task management.
 const CONTROL_ANSWER: [u8; 5] = [0; 5];
 /// Bytes that are copied at once between the disc and guest memory.
