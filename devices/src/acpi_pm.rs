@@ -20,8 +20,12 @@ pub const PM_CONTROL_PORT: u16 = PM_PORT + 4;
 pub const PM_TIMER_PORT: u16 = PM_PORT + 8;
 /// Number of ports of all three blocks.
 pub const PM_PORTS: u16 = 12;
+/// First port at which firmware expects the blocks in a PIIX4.
+pub const PIIX4_PM_PORT: u16 = 0xb000;
 /// Value of SLP_TYP for S5, soft off.
 pub const SLEEP_TYPE_S5: u8 = 5;
+/// Value of SLP_TYP for soft off in a PIIX4, which SeaBIOS and OVMF write without asking ACPI.
+const SLEEP_TYPE_PIIX4_OFF: u8 = 0;
 /// Rate of the power management timer in Hz.
 pub const PM_TIMER_HZ: u32 = 3_579_545;
 
@@ -177,7 +181,8 @@ impl Device for AcpiPm {
         self.state.enable = word(ENABLE) & Pm1Enable::all().bits();
         let control = Pm1Control::from(word(CONTROL));
         self.state.control = u16::from(control) & Pm1Control::STORED;
-        if control.sleep_enable() && control.sleep_type() == SLEEP_TYPE_S5 {
+        let off = matches!(control.sleep_type(), SLEEP_TYPE_S5 | SLEEP_TYPE_PIIX4_OFF);
+        if control.sleep_enable() && off {
             self.requests.send(MachineRequest::PowerOff);
         }
     }
@@ -269,11 +274,20 @@ mod tests {
     }
 
     #[test]
-    fn byte_write_of_sleep_enable_powers_off_only_with_the_type_of_s5() {
+    fn byte_write_of_sleep_enable_powers_off_only_with_a_type_of_soft_off() {
         let (mut pm, _, sent) = pm_at(0);
-        pm.write(5, &[0x20 | 3 << 2]);
+        for sleep_type in [1, 2, 3, 4, 6, 7] {
+            pm.write(5, &[0x20 | sleep_type << 2]);
+        }
         assert!(sent().is_empty());
         pm.write(5, &[0x20 | 5 << 2]);
+        assert_eq!(sent(), [MachineRequest::PowerOff]);
+    }
+
+    #[test]
+    fn sleep_enable_alone_powers_off_as_firmware_expects_of_piix4() {
+        let (mut pm, _, sent) = pm_at(0);
+        pm.write(4, &0x2000_u16.to_le_bytes());
         assert_eq!(sent(), [MachineRequest::PowerOff]);
     }
 

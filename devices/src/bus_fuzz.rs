@@ -4,20 +4,31 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::acpi_pm::{AcpiPm, AcpiPmState, PM_PORT, PM_PORTS};
+use crate::acpi_pm::{AcpiPm, AcpiPmState, PIIX4_PM_PORT, PM_PORT, PM_PORTS};
 use crate::debug_exit::{DEBUG_EXIT_PORT, DEBUG_EXIT_PORTS, DebugExit};
 use crate::debugcon::DebugCon;
-use crate::fw_cfg::{FW_CFG_PORT, FW_CFG_PORTS, FwCfg, FwCfgState};
+use crate::fw_cfg::{
+    FW_CFG_DMA_OFFSET, FW_CFG_DMA_PORT, FW_CFG_DMA_PORTS, FW_CFG_PORT, FW_CFG_PORTS, FwCfg,
+    FwCfgState,
+};
 use crate::i8042::{I8042, I8042_COMMAND_OFFSET, I8042_COMMAND_PORT, I8042_DATA_PORT, I8042State};
 use crate::legacy::{CONTROL_A_PORT, ControlA, POST_CODE_PORT, PostCode};
-use crate::pci::{PCI_PORT, PCI_PORTS, PciConfig, PciState};
+use crate::pci::{
+    Bridge, IntxLines, MsiSender, PCI_PORT, PCI_PORTS, PciConfig, PciRoot, PciRootState, PciState,
+    PciWindow, SharedRoot, WINDOW_BASE, WINDOW_LEN,
+};
 use crate::serial::{COM1_PORT, Serial, SerialState, UART_PORTS};
 use crate::test_device::{
     BYTE_LATCH_PORT, ByteLatches, LATCH_PORT, LATCH_PORTS, LINE_PORT, LINES, Latch, LinePorts,
     TEST_MEMORY_BASE, TEST_MEMORY_LEN, TestMemory,
 };
+use crate::virtio::DmaMemory;
+use crate::virtio::entropy::{Entropy, SeededEntropy};
+use crate::virtio::scsi::VirtioCdrom;
+use crate::virtio::test_driver::{self, MemoryDisk};
 use crate::{IrqLine, MmioBus, NanoClock, PortBus, Requests, SharedDevice};
 use proptest::prelude::*;
+use vm_memory::{Bytes, GuestAddress};
 
 /// Buses with every device of this crate that needs no interrupt controller.
 struct FuzzBuses {
@@ -26,6 +37,8 @@ struct FuzzBuses {
     serial: Arc<Mutex<Serial>>,
     i8042: Arc<Mutex<I8042>>,
     pci: Arc<Mutex<PciConfig>>,
+    root: SharedRoot,
+    ram: DmaMemory,
     pm: Arc<Mutex<AcpiPm>>,
     fw_cfg: Arc<Mutex<FwCfg>>,
     control_a: Arc<Mutex<ControlA>>,
@@ -37,6 +50,8 @@ struct FuzzState {
     serial: SerialState,
     i8042: I8042State,
     pci: PciState,
+    root: PciRootState,
+    ram: Vec<u8>,
     pm: AcpiPmState,
     fw_cfg: FwCfgState,
     control_a: u8,
@@ -47,6 +62,38 @@ fn shared<T>(device: T) -> Arc<Mutex<T>> {
     Arc::new(Mutex::new(device))
 }
 
+/// Bus 0 of a PC with a CD-ROM drive and a source of random numbers.
+fn pc_root(ram: &DmaMemory) -> PciRoot {
+    let disc = MemoryDisk::new(vec![0x55; 0x10_000]);
+    PciRoot::new(
+        Bridge::Pc,
+        vec![
+            Box::new(VirtioCdrom::new(Box::new(disc), "fuzz")),
+            Box::new(Entropy::new(Box::new(SeededEntropy::new(3)))),
+        ],
+        ram,
+        &MsiSender::new(|_, _| {}),
+        IntxLines::new(|_, _| {}),
+    )
+}
+
+fn mmio_bus(root: &SharedRoot, memory: SharedDevice) -> MmioBus {
+    let mut mmio = MmioBus::new();
+    mmio.map(TEST_MEMORY_BASE, TEST_MEMORY_LEN, memory).unwrap();
+    let root = root.clone();
+    let base = WINDOW_BASE;
+    let window = shared(PciWindow { root, base });
+    mmio.map(WINDOW_BASE, WINDOW_LEN, window).unwrap();
+    mmio
+}
+
+/// The RAM that devices access.
+fn read_ram(ram: &DmaMemory) -> Vec<u8> {
+    let mut bytes = vec![0; test_driver::MEMORY];
+    ram.read_slice(&mut bytes, GuestAddress(0)).unwrap();
+    bytes
+}
+
 impl FuzzBuses {
     fn new() -> Self {
         let requests = Requests::new(|_| {});
@@ -54,16 +101,18 @@ impl FuzzBuses {
         let clock = NanoClock::new(move || now.fetch_add(100_000_000_000, Ordering::Relaxed));
         let serial = shared(Serial::new(IrqLine::unconnected(), io::sink()));
         let i8042 = shared(I8042::new(requests.clone()));
-        let pci = shared(PciConfig::new(requests.clone()));
+        let (ram, _) = test_driver::memory();
+        let root = shared(pc_root(&ram));
+        let pci = shared(PciConfig::with_root(requests.clone(), root.clone()));
         let pm = shared(AcpiPm::new(clock, requests.clone()));
         let control_a = shared(ControlA::new(requests.clone()));
         let memory = shared(TestMemory::default());
-        let mut fw_cfg = FwCfg::new(2, 1 << 27);
+        let mut fw_cfg = FwCfg::new(2, 1 << 27).with_dma(ram.clone());
         fw_cfg.add_file("opt/fuzz", vec![7; 100]).unwrap();
         let fw_cfg = shared(fw_cfg);
 
         let mut ports = PortBus::new();
-        let plain: [(u16, u16, SharedDevice); 11] = [
+        let plain: [(u16, u16, SharedDevice); 12] = [
             (I8042_DATA_PORT, 1, i8042.clone()),
             (POST_CODE_PORT, 1, shared(PostCode::default())),
             (CONTROL_A_PORT, 1, control_a.clone()),
@@ -81,6 +130,7 @@ impl FuzzBuses {
             (COM1_PORT, UART_PORTS, serial.clone()),
             (FW_CFG_PORT, FW_CFG_PORTS, fw_cfg.clone()),
             (PM_PORT, PM_PORTS, pm.clone()),
+            (PIIX4_PM_PORT, PM_PORTS, pm.clone()),
             (PCI_PORT, PCI_PORTS, pci.clone()),
             (LINE_PORT, LINES, shared(LinePorts::new(|_, _| {}))),
         ];
@@ -90,15 +140,19 @@ impl FuzzBuses {
         ports
             .map_at(I8042_COMMAND_PORT, 1, I8042_COMMAND_OFFSET, i8042.clone())
             .unwrap();
-        let mut mmio = MmioBus::new();
-        mmio.map(TEST_MEMORY_BASE, TEST_MEMORY_LEN, memory.clone())
+        let dma = fw_cfg.clone();
+        ports
+            .map_at(FW_CFG_DMA_PORT, FW_CFG_DMA_PORTS, FW_CFG_DMA_OFFSET, dma)
             .unwrap();
+        let mmio = mmio_bus(&root, memory.clone());
         Self {
             ports,
             mmio,
             serial,
             i8042,
             pci,
+            root,
+            ram,
             pm,
             fw_cfg,
             control_a,
@@ -111,6 +165,8 @@ impl FuzzBuses {
             serial: self.serial.lock().unwrap().save(),
             i8042: self.i8042.lock().unwrap().save(),
             pci: self.pci.lock().unwrap().save(),
+            root: self.root.lock().unwrap().save(),
+            ram: read_ram(&self.ram),
             pm: self.pm.lock().unwrap().save(),
             fw_cfg: self.fw_cfg.lock().unwrap().save(),
             control_a: self.control_a.lock().unwrap().save(),
@@ -122,6 +178,8 @@ impl FuzzBuses {
         self.serial.lock().unwrap().restore(&saved.serial).unwrap();
         self.i8042.lock().unwrap().restore(&saved.i8042);
         self.pci.lock().unwrap().restore(&saved.pci);
+        self.root.lock().unwrap().restore(&saved.root).unwrap();
+        self.ram.write_slice(&saved.ram, GuestAddress(0)).unwrap();
         self.pm.lock().unwrap().restore(&saved.pm);
         self.fw_cfg.lock().unwrap().restore(&saved.fw_cfg);
         self.control_a.lock().unwrap().restore(saved.control_a);
@@ -137,20 +195,40 @@ enum FuzzAccess {
     MmioRead(u64, usize),
     MmioWrite(u64, Vec<u8>),
     Input(Vec<u8>),
+    /// A read and a write of a register of a PCI function: device and function, register, data.
+    PciConfig(u8, u8, Vec<u8>),
+    /// A DMA command of fw_cfg: control, length and address.
+    Dma(u32, u32, u64),
 }
 
 /// Mostly ports of devices, sometimes any port.
 fn port() -> impl Strategy<Value = u16> {
     prop_oneof![
         4 => prop::sample::select(vec![
-            0x60, 0x64, 0x80, 0x92, 0xe0, 0xe8, 0xf4, 0x3f8, 0x510, 0x600, 0xcf8, 0x2000,
+            0x60, 0x64, 0x80, 0x92, 0xe0, 0xe8, 0xf4, 0x3f8, 0x510, 0x514, 0x600, 0xcf8,
+            0x2000, 0xb000,
         ]).prop_flat_map(|base: u16| base.saturating_sub(2)..base + 14),
         1 => any::<u16>(),
     ]
 }
 
 fn address() -> impl Strategy<Value = u64> {
-    prop_oneof![0xfeff_fff0..0xff01_0010_u64, any::<u64>(), Just(u64::MAX)]
+    // The BARs of slots 2 and 3 after reset are among them.
+    prop_oneof![
+        0xfeff_fff0..0xff01_0010_u64,
+        WINDOW_BASE + 0x1_0000..WINDOW_BASE + 0x2_0000,
+        any::<u64>(),
+        Just(u64::MAX)
+    ]
+}
+
+/// Mostly DMA of an item that exists.
+fn dma_control() -> impl Strategy<Value = u32> {
+    let item = prop::sample::select(vec![0_u32, 5, 0x19, 0x20]);
+    prop_oneof![
+        (item, 0..0x20_u32).prop_map(|(item, bits)| item << 16 | bits),
+        any::<u32>(),
+    ]
 }
 
 fn access() -> impl Strategy<Value = FuzzAccess> {
@@ -161,6 +239,19 @@ fn access() -> impl Strategy<Value = FuzzAccess> {
         (address(), 0..10_usize).prop_map(|(address, len)| FuzzAccess::MmioRead(address, len)),
         (address(), bytes()).prop_map(|(address, data)| FuzzAccess::MmioWrite(address, data)),
         prop::collection::vec(any::<u8>(), 0..300).prop_map(FuzzAccess::Input),
+        (
+            0..0x28_u8,
+            // COMMAND, SMRAM control, and any other.
+            prop_oneof![Just(4), Just(0x72), any::<u8>()],
+            prop::collection::vec(any::<u8>(), 1..5)
+        )
+            .prop_map(|(function, register, data)| FuzzAccess::PciConfig(function, register, data)),
+        (
+            dma_control(),
+            0..0x200_u32,
+            prop_oneof![0..0x10_0000_u64, any::<u64>()]
+        )
+            .prop_map(|(control, len, address)| FuzzAccess::Dma(control, len, address)),
     ]
 }
 
@@ -180,6 +271,33 @@ fn run(buses: &FuzzBuses, access: &FuzzAccess) -> Vec<u8> {
         FuzzAccess::MmioWrite(address, data) => buses.mmio.write(*address, data),
         FuzzAccess::Input(data) => {
             buses.serial.lock().unwrap().input(data);
+        }
+        FuzzAccess::PciConfig(function, register, data) => {
+            let address = 1 << 31 | u32::from(*function) << 8 | u32::from(register & 0xfc);
+            buses.ports.write(PCI_PORT, &address.to_le_bytes());
+            let port = PCI_PORT + 4 + u16::from(register & 3);
+            read.resize(data.len(), 0);
+            buses.ports.read(port, &mut read);
+            buses.ports.write(port, data);
+        }
+        FuzzAccess::Dma(control, len, address) => {
+            const COMMAND: u32 = 0x1000;
+            let mut command = control.to_be_bytes().to_vec();
+            command.extend(len.to_be_bytes());
+            command.extend(address.to_be_bytes());
+            buses
+                .ram
+                .write_slice(&command, GuestAddress(COMMAND.into()))
+                .unwrap();
+            buses.ports.write(FW_CFG_DMA_PORT, &[0; 4]);
+            buses
+                .ports
+                .write(FW_CFG_DMA_PORT + 4, &COMMAND.to_be_bytes());
+            read.resize(command.len(), 0);
+            buses
+                .ram
+                .read_slice(&mut read, GuestAddress(COMMAND.into()))
+                .unwrap();
         }
     }
     read
@@ -224,7 +342,7 @@ fn reaches_unsaved_state(access: &FuzzAccess) -> bool {
     let (FuzzAccess::In(port, _) | FuzzAccess::Out(port, _)) = access else {
         return false;
     };
-    matches!(port, 0x7d..=0x80 | 0xdd..=0xeb | 0x5fd..=0x60b)
+    matches!(port, 0x7d..=0x80 | 0xdd..=0xeb | 0x5fd..=0x60b | 0xaffd..=0xb00b)
 }
 
 #[test]

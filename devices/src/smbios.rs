@@ -25,16 +25,18 @@ const NO_HANDLE: u16 = 0xfffe;
 const SAFE: u8 = 3;
 /// Values that are not known.
 const UNKNOWN: u8 = 2;
+/// Capacity of the memory array, in KiB, from which on the extended field has it, in bytes.
+const EXTENDED_CAPACITY: u32 = 0x8000_0000;
 /// Handle of the memory array; the others are the structures' types as high bytes.
 const ARRAY_HANDLE: u16 = 0x1000;
 
 /// What the tables describe.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SmbiosConfig {
     /// Number of processors.
     pub cpus: u16,
-    /// Bytes of RAM.
-    pub memory: u64,
+    /// The ranges of RAM: first address, and bytes, not 0.
+    pub memory: Vec<(u64, u64)>,
 }
 
 /// Returns the entry point and the structures.
@@ -50,10 +52,13 @@ pub fn build(config: &SmbiosConfig) -> (Vec<u8>, Vec<u8>) {
     for cpu in 0..config.cpus {
         tables.add(PROCESSOR, cpu, &processor(), &["CPU", "Hindsight"]);
     }
-    let kib = config.memory >> 10;
+    let bytes = config.memory.iter().map(|&(_, len)| len).sum::<u64>();
+    let kib = bytes >> 10;
     tables.add(MEMORY_ARRAY, 0, &memory_array(kib), &[]);
     tables.add(MEMORY_DEVICE, 0, &memory_device(kib), &["DIMM 0"]);
-    tables.add(MEMORY_MAPPED, 0, &memory_mapped(config.memory), &[]);
+    for (index, &(base, len)) in (0..).zip(&config.memory) {
+        tables.add(MEMORY_MAPPED, index, &memory_mapped(base, len), &[]);
+    }
     tables.add(BOOT_INFORMATION, 0, &[0; 7], &[]);
     tables.add(END, 0, &[], &[]);
     (anchor(&tables), tables.bytes)
@@ -123,10 +128,14 @@ fn processor() -> Vec<u8> {
 fn memory_array(kib: u64) -> Vec<u8> {
     // Location "other", system memory, multi-bit ECC.
     let mut body = vec![1, 3, 6];
-    body.extend(u32::try_from(kib).unwrap_or(0x8000_0000).to_le_bytes());
+    let (capacity, extended) = match u32::try_from(kib) {
+        Ok(kib) if kib < EXTENDED_CAPACITY => (kib, 0),
+        _ => (EXTENDED_CAPACITY, kib << 10),
+    };
+    body.extend(capacity.to_le_bytes());
     body.extend(NO_HANDLE.to_le_bytes());
     body.extend(1_u16.to_le_bytes());
-    body.extend((kib << 10).to_le_bytes());
+    body.extend(extended.to_le_bytes());
     body
 }
 
@@ -151,12 +160,12 @@ fn memory_device(kib: u64) -> Vec<u8> {
     body
 }
 
-fn memory_mapped(bytes: u64) -> Vec<u8> {
+fn memory_mapped(base: u64, len: u64) -> Vec<u8> {
     let mut body = vec![0xff; 8];
     body.extend(ARRAY_HANDLE.to_le_bytes());
     body.push(1);
-    body.extend(0_u64.to_le_bytes());
-    body.extend(bytes.saturating_sub(1).to_le_bytes());
+    body.extend(base.to_le_bytes());
+    body.extend(base.saturating_add(len.saturating_sub(1)).to_le_bytes());
     body
 }
 
@@ -188,7 +197,10 @@ mod tests {
     use super::*;
 
     fn build_for(memory: u64) -> (Vec<u8>, Vec<u8>) {
-        build(&SmbiosConfig { cpus: 2, memory })
+        build(&SmbiosConfig {
+            cpus: 2,
+            memory: vec![(0, memory)],
+        })
     }
 
     /// Type and formatted area of each structure.
@@ -247,5 +259,43 @@ mod tests {
             let found = u32::from_le_bytes(device[28..32].try_into().unwrap());
             assert_eq!(found, extended);
         }
+    }
+
+    #[test]
+    fn memory_array_of_two_tebibytes_uses_the_extended_field() {
+        const TIB: u64 = 1 << 40;
+        let rows = [
+            (2 * TIB - 0x1000, 0x7fff_fffc, 0),
+            (2 * TIB, 0x8000_0000, 2 * TIB),
+            (5 * TIB, 0x8000_0000, 5 * TIB),
+        ];
+        for (memory, capacity, extended) in rows {
+            let (_, tables) = build_for(memory);
+            let all = structures(&tables);
+            let (_, array) = all.iter().find(|(kind, _)| *kind == 16).unwrap();
+            let found = u32::from_le_bytes(array[7..11].try_into().unwrap());
+            assert_eq!(found, capacity, "{memory:#x}");
+            let found = u64::from_le_bytes(array[15..23].try_into().unwrap());
+            assert_eq!(found, extended, "{memory:#x}");
+        }
+    }
+
+    #[test]
+    fn each_range_of_memory_has_a_mapping() {
+        const GIB: u64 = 1 << 30;
+        let (_, tables) = build(&SmbiosConfig {
+            cpus: 1,
+            memory: vec![(0, 3 * GIB), (4 * GIB, GIB)],
+        });
+        let mappings: Vec<_> = structures(&tables)
+            .into_iter()
+            .filter(|(kind, _)| *kind == 19)
+            .map(|(_, body)| {
+                let word = |at: usize| u64::from_le_bytes(body[at..at + 8].try_into().unwrap());
+                (body[2], word(15), word(23))
+            })
+            .collect();
+        let expected = [(0, 0, 3 * GIB - 1), (1, 4 * GIB, 5 * GIB - 1)];
+        assert_eq!(mappings, expected);
     }
 }

@@ -18,6 +18,9 @@ pub struct MsrConfig {
     pub speculation: u32,
     /// Whether a branch predictor and caches are modelled, see [`crate::uarch`].
     pub uarch: bool,
+    /// Whether the guest starts in firmware, which sets the MTRRs itself.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub firmware: bool,
 }
 
 impl MsrConfig {
@@ -33,6 +36,7 @@ impl MsrConfig {
             physical_bits: 46,
             speculation: 0,
             uarch: false,
+            firmware: false,
         }
     }
 
@@ -50,5 +54,11 @@ impl MsrConfig {
     #[must_use]
     pub const fn with_uarch(self, uarch: bool) -> Self {
         Self { uarch, ..self }
+    }
+
+    /// Sets whether the guest starts in firmware: the MTRRs are as RESET leaves them, not as firmware does.
+    #[must_use]
+    pub const fn with_firmware(self, firmware: bool) -> Self {
+        Self { firmware, ..self }
     }
 }

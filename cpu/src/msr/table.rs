@@ -60,6 +60,8 @@ pub enum ResetValue {
     Fixed(u64),
     /// A value that the configuration decides.
     Computed(fn(&MsrConfig) -> u64),
+    /// 0 if the guest starts in firmware, and otherwise the value that firmware would have set.
+    SetByFirmware(fn(&MsrConfig) -> u64),
 }
 
 /// What a write to an MSR may do.
@@ -166,6 +168,8 @@ impl MsrSpec {
         match self.reset {
             ResetValue::Fixed(value) => value,
             ResetValue::Computed(value) => value(config),
+            ResetValue::SetByFirmware(_) if config.firmware => 0,
+            ResetValue::SetByFirmware(value) => value(config),
         }
     }
 

@@ -12,6 +12,7 @@ fn with(facilities: Facilities) -> Msrs {
         physical_bits: 46,
         speculation: 0,
         uarch: true,
+        firmware: false,
     })
 }
 
@@ -367,7 +368,7 @@ fn mtrr_accepts_existing_types_and_addresses_alone() {
 }
 
 #[test]
-fn mtrrs_are_as_firmware_leaves_them() {
+fn mtrrs_are_as_firmware_leaves_them_without_firmware() {
     let msrs = full();
     let read = |index| msrs.read(index, NOW);
     let value = RdmsrOutcome::Value;
@@ -383,6 +384,27 @@ fn mtrrs_are_as_firmware_leaves_them() {
     assert_eq!(
         read(regs::IA32_MTRR_FIX4K_C0000),
         value(0x0505_0505_0505_0505)
+    );
+}
+
+#[test]
+fn mtrrs_are_zero_in_a_processor_that_starts_in_firmware() {
+    let config = MsrConfig::new(Facilities::INTERP_DEFAULT, 1_000_000_000);
+    let msrs = Msrs::new(config.with_firmware(true));
+    let variable = regs::IA32_MTRR_PHYSBASE0..regs::IA32_MTRR_PHYSBASE0 + 16;
+    let fixed = [
+        regs::IA32_MTRR_FIX64K_00000,
+        regs::IA32_MTRR_FIX16K_80000,
+        regs::IA32_MTRR_FIX16K_A0000,
+    ];
+    let fixed_4k = regs::IA32_MTRR_FIX4K_C0000..regs::IA32_MTRR_FIX4K_C0000 + 8;
+    let all = variable.chain(fixed).chain(fixed_4k);
+    for index in all.chain([regs::IA32_MTRR_DEF_TYPE]) {
+        assert_eq!(msrs.read(index, NOW), RdmsrOutcome::Value(0), "{index:#x}");
+    }
+    assert_eq!(
+        msrs.read(regs::IA32_MTRRCAP, NOW),
+        RdmsrOutcome::Value(0x508)
     );
 }
 
@@ -454,6 +476,7 @@ fn controls_of_speculation_exist_as_cpuid_shows_them() {
             physical_bits: 46,
             speculation,
             uarch: true,
+            firmware: false,
         })
     };
     let read = |msrs: &Msrs, index| msrs.read(index, NOW);

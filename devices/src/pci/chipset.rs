@@ -3,7 +3,8 @@
 //! Intel 82441FX and 82371AB (PIIX4) data sheets. Firmware finds by them how to unlock the BIOS area,
 //! where the power management registers are, and that interrupts can be routed. Deviations: the BIOS
 //! area is RAM whatever the PAM registers say, there is no SMRAM, interrupts of PCI go to the I/O
-//! APIC only, and the power management registers cannot be moved.
+//! APIC only, and the power management registers cannot be moved; they answer at 0xb000 too, where
+//! OVMF powers off without reading their base.
 
 use super::{ConfigSpace, PciIdentity};
 use crate::acpi_pm::PM_PORT;
@@ -19,8 +20,8 @@ const PAM_COUNT: usize = 7;
 const SMRAM: usize = 0x72;
 /// SMRAM control after reset: compatible SMRAM at 0xa0000, closed.
 const SMRAM_RESET: u8 = 0x02;
-/// The open, close and enable bits of SMRAM control.
-const SMRAM_WRITABLE: u8 = 0x78;
+/// The open, close and enable bits of SMRAM control. Without SMRAM, the lock bit cannot be set.
+const SMRAM_WRITABLE: u8 = 0x68;
 
 /// Command register of the ISA bridge.
 const COMMAND: usize = 0x04;
@@ -130,11 +131,13 @@ mod tests {
 
     #[test]
     fn pam_and_smram_read_back_and_the_lock_bit_stays_clear() {
+        const LOCK: u32 = 1 << 20;
         let mut space = host_bridge();
         space.write(0x58, &[0, 0x30, 0x33, 0x33]);
         assert_eq!(space.dword(0x58), 0x3333_3000);
         space.write(SMRAM, &[0xff]);
-        assert_eq!(space.dword(0x70), 0x007a_0000);
+        assert_eq!(space.dword(0x70), 0x006a_0000);
+        assert_eq!(space.dword(0x70) & LOCK, 0);
     }
 
     #[test]

@@ -22,6 +22,8 @@ const SEGMENTS_MAX: u32 = 254;
 /// Segments of one discard or write-zeroes request, and sectors of one segment.
 const RANGES_MAX: u32 = 16;
 const RANGE_SECTORS_MAX: u32 = 1 << 22;
+/// Bytes of one read or write. OVMF's driver makes requests of up to this size.
+const TRANSFER_MAX: u64 = 1 << 30;
 /// Failures of one disk that are logged.
 const REPORTED_MAX: u32 = 16;
 
@@ -193,11 +195,19 @@ impl VirtioDisk {
         }
     }
 
+    /// As [`VirtioDisk::range`], of whole sectors that one request may transfer.
+    fn transfer(&self, sector: u64, len: usize) -> Result<u64, Refusal> {
+        if !len.is_multiple_of(SECTOR_LEN) || len as u64 > TRANSFER_MAX {
+            return Err(Refusal::Invalid);
+        }
+        self.range(sector, len as u64)
+    }
+
     fn read(&mut self, request: &mut Request<'_>) -> DiskAnswer {
         let len = request.chain.writable_len() - 1;
-        let first = match self.range(request.sector, len as u64) {
-            Ok(first) if len.is_multiple_of(SECTOR_LEN) => first,
-            _ => return Ok(Err(Refusal::Invalid)),
+        let first = match self.transfer(request.sector, len) {
+            Ok(first) => first,
+            Err(refusal) => return Ok(Err(refusal)),
         };
         while request.written < len {
             let count = (len - request.written).min(COPY_LEN);
@@ -213,8 +223,8 @@ impl VirtioDisk {
 
     fn write(&mut self, request: &Request<'_>) -> DiskAnswer {
         let len = request.chain.readable_len() - HEADER_LEN;
-        let first = match self.range(request.sector, len as u64) {
-            Ok(first) if len.is_multiple_of(SECTOR_LEN) && !self.backend.read_only() => first,
+        let first = match self.transfer(request.sector, len) {
+            Ok(first) if !self.backend.read_only() => first,
             _ => return Ok(Err(Refusal::Invalid)),
         };
         let mut done = 0;
@@ -289,7 +299,7 @@ impl VirtioDisk {
     }
 
     fn report(&mut self, kind: u32, sector: u64, error: &io::Error) {
-        self.reported += 1;
+        self.reported = self.reported.saturating_add(1);
         let action = match kind {
             REQUEST_IN => "read",
             REQUEST_OUT => "write",

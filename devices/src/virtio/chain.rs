@@ -75,6 +75,11 @@ impl Chain {
         self.head
     }
 
+    /// Number of buffers.
+    pub fn buffer_count(&self) -> usize {
+        self.readable.len() + self.writable.len()
+    }
+
     /// Bytes that the device may read.
     pub fn readable_len(&self) -> usize {
         self.readable.iter().map(|s| s.len as usize).sum()

@@ -76,6 +76,13 @@ pub enum VirtioDeviceState {
     Block(BlockState),
     /// The position in the sequence of random numbers.
     Entropy(u64),
+    /// A SCSI host adapter: what its driver set in the configuration.
+    Scsi {
+        /// Bytes of the sense data of a response.
+        sense_size: u32,
+        /// Bytes of the command of a request.
+        cdb_size: u32,
+    },
 }
 
 /// Why a virtio function's state cannot be restored.
@@ -91,6 +98,9 @@ pub enum VirtioStateError {
     /// The changes of a disk are outside of it.
     #[error("the state of a virtio disk is invalid")]
     Disk,
+    /// The driver of a SCSI host adapter cannot have set these sizes.
+    #[error("the state of a virtio SCSI host adapter is invalid")]
+    Sizes,
 }
 
 /// A virtio device behind its transport.

@@ -30,10 +30,10 @@ pub enum BootError {
         hint: &'static str,
     },
     #[error(
-        "the firmware image has {size:#x} bytes: it must be whole 4-KiB pages, {} to {}; \
+        "the firmware image has {size:#x} bytes: it must be whole 4-KiB pages, {} to {} KiB; \
          to boot a kernel, give it as <IMAGE> without --firmware",
         ByteSize(FIRMWARE_MIN),
-        ByteSize(FIRMWARE_MAX)
+        FIRMWARE_MAX >> 10
     )]
     FirmwareSize { size: usize },
     #[error("{name} is empty")]

@@ -19,7 +19,9 @@ use hindsight_devices::virtio::VirtioDevice;
 use hindsight_devices::{NanoClock, Requests};
 use vm_memory::GuestMemoryMmap;
 
-use super::features::{available, executed_by_both, executed_by_kvm};
+use super::features::{
+    available, executed_by_both, executed_by_kvm, firmware_address_bits, limit_address_bits,
+};
 use super::{CPUS_MAX, Machine, MachineError};
 use crate::boot::{self, LoadRequest, LoadedImage, Protocol};
 use crate::kvm::vcpu::KvmVcpuFd;
@@ -39,11 +41,6 @@ use crate::vcpu::model::VcpuModel;
 use crate::vcpu::run_control::{RunEnd, VcpuControl};
 use crate::vcpu::translation::TranslationPolicy;
 use crate::{deterministic, host_clock};
-
-/// CPUID leaf with the number of physical address bits in EAX's low byte.
-const ADDRESS_SIZES: u32 = 0x8000_0008;
-/// Physical address bits that are enough for firmware, unless there is more memory.
-const FIRMWARE_ADDRESS_BITS: u32 = 40;
 
 /// The validated configuration of a machine.
 #[derive(Clone, Debug)]
@@ -236,7 +233,8 @@ impl PreparedMachine {
         }
         let msrs = MsrConfig::new(facilities, tsc_hz)
             .with_cpuid(&board.package.cpuid)
-            .with_uarch(self.uarch);
+            .with_uarch(self.uarch)
+            .with_firmware(self.layout.firmware().is_some());
         let package = Arc::default();
         let model = |id| {
             let msrs = Msrs::in_package(msrs, Arc::clone(&package));
@@ -427,29 +425,6 @@ impl BoardBuilder<'_> {
                 ..LapicFeatures::default()
             },
         }
-    }
-}
-
-/// The most physical address bits of a processor that starts in firmware; `None` without firmware.
-///
-/// OVMF maps all physical addresses in pages of 2 MiB. With 46 bits, the tables have 256 MiB.
-fn firmware_address_bits(layout: &Layout) -> Option<u32> {
-    layout.firmware()?;
-    let last = layout.high().map_or(0, |high| high.end - 1);
-    Some(FIRMWARE_ADDRESS_BITS.max(u64::BITS - last.leading_zeros()))
-}
-
-/// The CPUID leaves of `executed`, with at most `max` physical address bits.
-fn limit_address_bits(
-    max: Option<u32>,
-    executed: impl Fn(u32, u32) -> CpuidRegs,
-) -> impl Fn(u32, u32) -> CpuidRegs {
-    move |leaf, subleaf| {
-        let mut regs = executed(leaf, subleaf);
-        if let (ADDRESS_SIZES, Some(bits)) = (leaf, max) {
-            regs[0] = regs[0] & !0xff | bits.min(regs[0] & 0xff);
-        }
-        regs
     }
 }
 

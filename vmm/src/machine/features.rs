@@ -5,8 +5,14 @@ use hindsight_cpu::facility::Facilities;
 use hindsight_regs::cpuid::Feature;
 
 use crate::kvm;
+use crate::memory::layout::Layout;
 use crate::probe;
 use crate::vcpu::engine::Engine;
+
+/// CPUID leaf with the number of physical address bits in EAX's low byte.
+const ADDRESS_SIZES: u32 = 0x8000_0008;
+/// The most physical address bits with firmware, unless there is more memory.
+const FIRMWARE_ADDRESS_BITS: u32 = 40;
 
 /// The facilities that work in `engine` on this host.
 ///
@@ -75,4 +81,56 @@ fn intersection(leaf: u32, subleaf: u32, kvm: CpuidRegs, interp: CpuidRegs) -> C
         _ => {}
     }
     both
+}
+
+/// The most physical address bits of a processor that starts in firmware; `None` without firmware.
+///
+/// OVMF maps all physical addresses in pages of 2 MiB. With 46 bits, the tables have 256 MiB.
+pub(super) fn firmware_address_bits(layout: &Layout) -> Option<u32> {
+    layout.firmware()?;
+    let last = layout.high().map_or(0, |high| high.end - 1);
+    Some(FIRMWARE_ADDRESS_BITS.max(u64::BITS - last.leading_zeros()))
+}
+
+/// The CPUID leaves of `executed`, with at most `max` physical address bits.
+pub(super) fn limit_address_bits(
+    max: Option<u32>,
+    executed: impl Fn(u32, u32) -> CpuidRegs,
+) -> impl Fn(u32, u32) -> CpuidRegs {
+    move |leaf, subleaf| {
+        let mut regs = executed(leaf, subleaf);
+        if let (ADDRESS_SIZES, Some(bits)) = (leaf, max) {
+            regs[0] = regs[0] & !0xff | bits.min(regs[0] & 0xff);
+        }
+        regs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The address bits of a machine with firmware on a host with `host` bits.
+    fn bits(memory: u64, host: u32) -> u32 {
+        let layout = Layout::new(memory).unwrap().with_firmware(0x1_0000);
+        let executed = |_, _| [0x3000 | host, 1, 2, 3];
+        let limited = limit_address_bits(firmware_address_bits(&layout), executed);
+        assert_eq!(limited(1, 0), [0x3000 | host, 1, 2, 3], "another leaf");
+        let [eax, rest @ ..] = limited(ADDRESS_SIZES, 0);
+        assert_eq!((eax >> 8, rest), (0x30, [1, 2, 3]));
+        eax & 0xff
+    }
+
+    #[test]
+    fn firmware_has_40_address_bits_at_most_unless_memory_needs_more() {
+        const GIB: u64 = 1 << 30;
+        assert_eq!(bits(GIB, 46), 40);
+        assert_eq!(bits(GIB, 39), 39, "the host's processor has fewer");
+        assert_eq!(bits(1023 * GIB, 46), 40);
+        assert_eq!(
+            bits(1024 * GIB, 46),
+            41,
+            "the hole moves a GiB to the 41st bit"
+        );
+    }
 }

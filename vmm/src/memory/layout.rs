@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 
+use hindsight_devices::test_device::{TEST_MEMORY_BASE, TEST_MEMORY_LEN};
 use vm_memory::GuestAddress;
 
 use crate::memory::ByteSize;
@@ -30,8 +31,12 @@ pub const EXTENDED_START: u64 = 0x10_0000;
 pub const ACPI_AREA: Range<u64> = 0xe_0000..EXTENDED_START;
 /// The least firmware in bytes: 64 KiB, a real-mode segment.
 pub const FIRMWARE_MIN: u64 = 0x1_0000;
-/// The most firmware in bytes: 16 MiB, below which KVM has pages of its own.
-pub const FIRMWARE_MAX: u64 = 0x100_0000;
+/// The most firmware in bytes: 16 MiB less the 64 KiB of the test device at 0xff00_0000.
+pub const FIRMWARE_MAX: u64 = 0xff_0000;
+const _: () = assert!(
+    PCI_HOLE_END - FIRMWARE_MAX >= TEST_MEMORY_BASE + TEST_MEMORY_LEN,
+    "firmware leaves the test device accessible"
+);
 /// The least RAM in bytes: 1 MiB.
 pub const MEMORY_MIN: u64 = EXTENDED_START;
 /// The most RAM in bytes: 32 TiB, which with the hole stays within 46 address bits.

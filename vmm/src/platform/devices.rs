@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use hindsight_devices::acpi_pm::{AcpiPm, PM_PORT, PM_PORTS};
+use hindsight_devices::acpi_pm::{AcpiPm, PIIX4_PM_PORT, PM_PORT, PM_PORTS};
 use hindsight_devices::debug_exit::{DEBUG_EXIT_PORT, DEBUG_EXIT_PORTS, DebugExit};
 use hindsight_devices::debugcon::DebugCon;
 use hindsight_devices::fp_error::{FP_ERROR_LINE, FP_ERROR_PORT, FpError};
@@ -285,6 +285,7 @@ pub(super) fn build(
         let fw_cfg = devices.fw_cfg.clone();
         ports.map_at(FW_CFG_DMA_PORT, FW_CFG_DMA_PORTS, FW_CFG_DMA_OFFSET, fw_cfg)?;
         ports.map(FIRMWARE_LOG_PORT, 1, shared(FirmwareLog::default()))?;
+        ports.map(PIIX4_PM_PORT, PM_PORTS, devices.acpi_pm.clone())?;
     }
 
     let mut mmio = MmioBus::new();

@@ -57,7 +57,12 @@ fn firmware_files(wiring: &Wiring<'_>) -> Vec<(&'static str, Vec<u8>)> {
     let acpi = acpi::loader_files(&config).expect("1 to 64 processors");
     let (anchor, tables) = smbios::build(&SmbiosConfig {
         cpus: wiring.cpus,
-        memory: wiring.layout.memory(),
+        memory: wiring
+            .layout
+            .firmware_map()
+            .iter()
+            .map(|e| (e.base, e.size))
+            .collect(),
     });
     let mut files = Vec::from(acpi.files);
     files.extend([

@@ -83,6 +83,14 @@ impl MsrSpec {
         }
     }
 
+    /// 0 after RESET; the value that firmware sets if the guest starts without it.
+    const fn set_by_firmware(self, value: fn(&MsrConfig) -> u64) -> Self {
+        Self {
+            reset: ResetValue::SetByFirmware(value),
+            ..self
+        }
+    }
+
     /// Only the bits `writable` can be set.
     const fn writable(self, writable: u64) -> Self {
         self.writable_with(writable, &[])
@@ -209,11 +217,11 @@ const MTRRCAP: u64 = 0x508;
 /// IA32_MTRR_DEF_TYPE: type, fixed-range enable, enable.
 const MTRR_DEF_TYPE: u64 = 0xcff;
 
-// What firmware sets: all memory is write-back but the video memory, which is uncacheable, the area
+// What firmware sets, for guests that start without it: all memory is write-back but the video memory, which is uncacheable, the area
 // of option ROMs and the BIOS, which is write-protected, and the devices below 4 GiB.
 
 /// IA32_MTRR_DEF_TYPE: MTRRs and fixed ranges enabled, write-back.
-const MTRR_DEF_TYPE_RESET: u64 = 0xc06;
+const MTRR_DEF_TYPE_ENABLED: u64 = 0xc06;
 /// A fixed-range MTRR whose eight ranges are write-back.
 const WRITE_BACK: u64 = 0x0606_0606_0606_0606;
 /// A fixed-range MTRR whose eight ranges are write-protected.
@@ -261,9 +269,9 @@ const fn mtrr_mask(range: u32, name: &'static str) -> MsrSpec {
     .page_address(MTRR_VALID)
 }
 
-const fn mtrr_fixed(index: u32, name: &'static str, reset: u64) -> MsrSpec {
+const fn mtrr_fixed(index: u32, name: &'static str, value: fn(&MsrConfig) -> u64) -> MsrSpec {
     MsrSpec::new(index, name, Owner::Stored)
-        .reset(reset)
+        .set_by_firmware(value)
         .valid(are_types)
 }
 
@@ -391,8 +399,8 @@ pub const TABLE: &[MsrSpec] = {
         lbr_register(regs::MSR_LER_FROM_LIP, "MSR_LER_FROM_LIP"),
         lbr_register(regs::MSR_LER_TO_LIP, "MSR_LER_TO_LIP"),
         M::new(regs::MSR_POWER_CTL, "MSR_POWER_CTL", Constant).writable(0),
-        mtrr_base(0, "IA32_MTRR_PHYSBASE0").reset(DEVICES_START),
-        mtrr_mask(0, "IA32_MTRR_PHYSMASK0").reset_by(devices_mask),
+        mtrr_base(0, "IA32_MTRR_PHYSBASE0").set_by_firmware(|_| DEVICES_START),
+        mtrr_mask(0, "IA32_MTRR_PHYSMASK0").set_by_firmware(devices_mask),
         mtrr_base(1, "IA32_MTRR_PHYSBASE1"),
         mtrr_mask(1, "IA32_MTRR_PHYSMASK1"),
         mtrr_base(2, "IA32_MTRR_PHYSBASE2"),
@@ -407,13 +415,13 @@ pub const TABLE: &[MsrSpec] = {
         mtrr_mask(6, "IA32_MTRR_PHYSMASK6"),
         mtrr_base(7, "IA32_MTRR_PHYSBASE7"),
         mtrr_mask(7, "IA32_MTRR_PHYSMASK7"),
-        mtrr_fixed(regs::IA32_MTRR_FIX64K_00000, "IA32_MTRR_FIX64K_00000", WRITE_BACK),
-        mtrr_fixed(regs::IA32_MTRR_FIX16K_80000, "IA32_MTRR_FIX16K_80000", WRITE_BACK),
-        mtrr_fixed(regs::IA32_MTRR_FIX16K_A0000, "IA32_MTRR_FIX16K_A0000", 0),
-        mtrr_fixed(regs::IA32_MTRR_FIX4K_C0000, "IA32_MTRR_FIX4K", WRITE_PROTECTED).run(8),
+        mtrr_fixed(regs::IA32_MTRR_FIX64K_00000, "IA32_MTRR_FIX64K_00000", |_| WRITE_BACK),
+        mtrr_fixed(regs::IA32_MTRR_FIX16K_80000, "IA32_MTRR_FIX16K_80000", |_| WRITE_BACK),
+        mtrr_fixed(regs::IA32_MTRR_FIX16K_A0000, "IA32_MTRR_FIX16K_A0000", |_| 0),
+        mtrr_fixed(regs::IA32_MTRR_FIX4K_C0000, "IA32_MTRR_FIX4K", |_| WRITE_PROTECTED).run(8),
         passthrough(regs::IA32_PAT, "IA32_PAT", ProcessorMsr::Pat).reset(PAT_RESET),
         M::new(regs::IA32_MTRR_DEF_TYPE, "IA32_MTRR_DEF_TYPE", Stored)
-            .reset(MTRR_DEF_TYPE_RESET).writable(MTRR_DEF_TYPE).valid(is_type),
+            .set_by_firmware(|_| MTRR_DEF_TYPE_ENABLED).writable(MTRR_DEF_TYPE).valid(is_type),
         pmu_register(regs::IA32_FIXED_CTR0, "IA32_FIXED_CTR")
             .run(FIXED_COUNTERS).writable(COUNTER_MASK),
         M::new(regs::IA32_PERF_CAPABILITIES, "IA32_PERF_CAPABILITIES", Constant)

@@ -24,6 +24,7 @@ fn configs() -> impl Iterator<Item = MsrConfig> {
             0
         },
         uarch: true,
+        firmware: false,
     })
 }
 

@@ -160,3 +160,78 @@ fn request_without_header_or_status_stops_the_device() {
     driver.offer(0, 0);
     assert_eq!(driver.status(), 0x4f);
 }
+
+/// A sparse disk of many GiB, all zeros.
+struct SparseDisk;
+
+impl BlockBackend for SparseDisk {
+    fn len(&self) -> u64 {
+        1 << 50
+    }
+
+    fn read_only(&self) -> bool {
+        false
+    }
+
+    fn read(&mut self, _: u64, _: &mut [u8]) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn write(&mut self, _: u64, _: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn discard(&mut self, _: u64, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn write_zeroes(&mut self, _: u64, _: u64, _: bool) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn transfer_longer_than_the_limit_is_an_error() {
+    const TABLE: u64 = 0x1_8000;
+    const HEADER: u64 = 0x1_0000;
+    const ANSWER: u64 = 0x1_0100;
+    // The data is the same 512 KiB in each buffer: 1 GiB, and a sector more.
+    for (kind, flags) in [(REQUEST_IN, 2_u16), (REQUEST_OUT, 0)] {
+        let mut driver = Driver::new(Box::new(VirtioDisk::new(Box::new(SparseDisk), "disk", 1)));
+        driver.start(0);
+        let mut table = Vec::new();
+        let mut add = |address: u64, len: u32, flags: u16| {
+            let next = u16::try_from(table.len() / 16 + 1).unwrap();
+            table.extend(address.to_le_bytes());
+            table.extend(len.to_le_bytes());
+            table.extend(flags.to_le_bytes());
+            table.extend(next.to_le_bytes());
+        };
+        add(HEADER, 16, 1);
+        for _ in 0..2048 {
+            add(0x8_0000, 0x8_0000, flags | 1);
+        }
+        add(0x8_0000, 512, flags | 1);
+        add(ANSWER, 1, 2);
+        driver.memory_write(TABLE, &table);
+        driver.memory_write(HEADER, &header(kind, 0));
+        driver.memory_write(ANSWER, &[0xff]);
+        let len = u32::try_from(table.len()).unwrap();
+        driver.descriptor(0, 0, TABLE, len, 4, 0);
+        driver.offer(0, 0);
+        assert_eq!(driver.used(0), 1);
+        assert_eq!(driver.memory_read(ANSWER, 1), [STATUS_ERROR], "{kind}");
+    }
+}
+
+#[test]
+fn failures_of_a_disk_are_counted_without_an_end() {
+    let mut disk = VirtioDisk::new(Box::new(numbered()), "disk.img", 1);
+    disk.reported = u32::MAX;
+    disk.report(REQUEST_IN, 0, &io::ErrorKind::Other.into());
+    assert_eq!(disk.reported, u32::MAX);
+}

@@ -1,12 +1,13 @@
 //! The commands of a CD-ROM drive with one data track. SPC-4 and MMC-6.
 
 use std::fmt;
+use std::io;
 
 use super::command::{CDB_LEN, Sense};
 use crate::virtio::block::BlockBackend;
 
-/// Bytes of a block.
-const BLOCK: u64 = 2048;
+/// Bytes of a block of a disc.
+pub const BLOCK: u64 = 2048;
 /// Failures of the disc that are logged.
 const REPORTED_MAX: u32 = 16;
 
@@ -35,10 +36,16 @@ const CAPABILITIES_PAGE: [u8; 20] = [
     0x2a, 18, 0, 0, 0, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
 ];
 const ALL_PAGES: u8 = 0x3f;
+/// Page control of MODE SENSE: saved values.
+const SAVED_VALUES: u8 = 3;
 /// GET CONFIGURATION: the current profile is CD-ROM, without features.
 const CONFIGURATION: [u8; 8] = [0, 0, 0, 4, 0, 0, 0, 8];
 /// GET EVENT STATUS NOTIFICATION: no media event, and a disc is present.
-const MEDIA_STATUS: [u8; 8] = [0, 6, 4, 0x10, 0, 2, 0, 0];
+const MEDIA_STATUS: [u8; 8] = [0, 6, 4, MEDIA_CLASS, 0, 2, 0, 0];
+/// GET EVENT STATUS NOTIFICATION without a class that the drive has: only media events exist.
+const NO_EVENT: [u8; 4] = [0, 2, 0x80, MEDIA_CLASS];
+/// The class of media events in a mask of classes.
+const MEDIA_CLASS: u8 = 1 << 4;
 /// The number of the lead-out in a table of contents.
 const LEAD_OUT: u8 = 0xaa;
 /// ADR 1 and control 4: a data track.
@@ -48,7 +55,7 @@ const MSF_START: u32 = 150;
 
 /// What a command asks for.
 pub(super) enum CdReply {
-    /// These bytes, as far as the driver has space for them.
+    /// These bytes.
     Data(Vec<u8>),
     /// The `len` bytes of the disc from `first` on, which are on it.
     Read { first: u64, len: u64 },
@@ -60,7 +67,7 @@ pub(super) enum CdReply {
 pub(super) struct CdDrive {
     backend: Box<dyn BlockBackend>,
     name: String,
-    reported: u32,
+    pub(super) reported: u32,
 }
 
 impl fmt::Debug for CdDrive {
@@ -89,9 +96,9 @@ impl CdDrive {
         }
     }
 
-    /// Blocks of the disc.
+    /// Blocks of the disc. Zeros complete the last one.
     fn blocks(&self) -> u32 {
-        u32::try_from(self.backend.len() / BLOCK).unwrap_or(u32::MAX)
+        u32::try_from(self.backend.len().div_ceil(BLOCK)).unwrap_or(u32::MAX)
     }
 
     /// Executes a command, except that the caller reads the disc.
@@ -117,7 +124,12 @@ impl CdDrive {
             }
             // Only polling is possible.
             operation::EVENT_STATUS if cdb[1] & 1 != 0 => {
-                limited(MEDIA_STATUS.to_vec(), big16(&cdb[7..]).into())
+                let status = if cdb[4] & MEDIA_CLASS == 0 {
+                    NO_EVENT.to_vec()
+                } else {
+                    MEDIA_STATUS.to_vec()
+                };
+                limited(status, big16(&cdb[7..]).into())
             }
             operation::EVENT_STATUS => CdReply::Refused(Sense::INVALID_FIELD),
             operation::REPORT_LUNS => {
@@ -162,17 +174,27 @@ impl CdDrive {
         limited(toc, big16(&cdb[7..]).into())
     }
 
-    /// Reads bytes of the disc.
+    /// Reads bytes of the disc, which are zeros after its end.
     pub(super) fn read(&mut self, offset: u64, data: &mut [u8]) -> Result<(), Sense> {
-        self.backend.read(offset, data).map_err(|error| {
-            self.reported += 1;
-            match self.reported {
-                ..REPORTED_MAX => tracing::error!("{}: read at {offset:#x}: {error}", self.name),
-                REPORTED_MAX => tracing::error!("{}: further failures are not logged", self.name),
-                _ => {}
-            }
+        let present = self.backend.len().saturating_sub(offset);
+        let present = usize::try_from(present).unwrap_or(usize::MAX);
+        let (data, padding) = data.split_at_mut(present.min(data.len()));
+        padding.fill(0);
+        let read = self.backend.read(offset, data);
+        read.map_err(|error| {
+            self.report(offset, &error);
             Sense::READ_ERROR
         })
+    }
+
+    /// Logs a failure of the disc, unless there were too many.
+    pub(super) fn report(&mut self, offset: u64, error: &io::Error) {
+        self.reported = self.reported.saturating_add(1);
+        match self.reported {
+            ..REPORTED_MAX => tracing::error!("{}: read at {offset:#x}: {error}", self.name),
+            REPORTED_MAX => tracing::error!("{}: further failures are not logged", self.name),
+            _ => {}
+        }
     }
 }
 
@@ -194,6 +216,9 @@ fn inquiry(cdb: &[u8; CDB_LEN]) -> CdReply {
 
 /// MODE SENSE with a header of 4 or 8 bytes.
 fn mode_sense(page: u8, header: usize, len: u32) -> CdReply {
+    if page >> 6 == SAVED_VALUES {
+        return CdReply::Refused(Sense::NOT_SAVED);
+    }
     if !matches!(page & ALL_PAGES, 0x2a | ALL_PAGES) {
         return CdReply::Refused(Sense::INVALID_FIELD);
     }

@@ -4,19 +4,27 @@ use super::super::chain::Chain;
 use super::super::memory::DmaMemory;
 use super::super::queues::QueueError;
 
-/// Bytes of a command descriptor block.
+/// Bytes of a command descriptor block that the drive evaluates.
 pub(super) const CDB_LEN: usize = 32;
-/// Bytes of a request without data: LUN, tag, attributes, command.
-const REQUEST_LEN: usize = 19 + CDB_LEN;
-/// Bytes of a response without data, with 96 bytes of sense data.
-pub(super) const RESPONSE_LEN: usize = 108;
+/// Most bytes of a command descriptor block. SPC-4, "Variable length CDB formats".
+pub(super) const CDB_MAX: usize = 260;
+/// Bytes of a request before the command: LUN, tag, attributes.
+const REQUEST_HEADER: usize = 19;
+/// Bytes of a response before the sense data.
+const RESPONSE_HEADER: usize = 12;
 /// Bytes of the sense data that a response has.
 const SENSE_LEN: usize = 18;
 
 const STATUS_GOOD: u8 = 0;
 const STATUS_CHECK_CONDITION: u8 = 2;
 const RESPONSE_OK: u8 = 0;
+const RESPONSE_OVERRUN: u8 = 1;
 const RESPONSE_BAD_TARGET: u8 = 3;
+
+/// Bytes of a response without data.
+pub(super) const fn response_len(sense_size: usize) -> usize {
+    RESPONSE_HEADER + sense_size
+}
 
 /// Sense key, additional sense code and its qualifier. SPC-4, "Sense data".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +44,8 @@ impl Sense {
     pub(super) const OUT_OF_RANGE: Self = Self { key: 5, code: 0x21 };
     /// Illegal request: a field of the command is invalid.
     pub(super) const INVALID_FIELD: Self = Self { key: 5, code: 0x24 };
+    /// Illegal request: values are not saved.
+    pub(super) const NOT_SAVED: Self = Self { key: 5, code: 0x39 };
 
     /// The sense data in fixed format.
     pub(super) fn bytes(self) -> [u8; SENSE_LEN] {
@@ -55,15 +65,22 @@ pub(super) struct ScsiRequest {
 }
 
 impl ScsiRequest {
-    /// Reads the request of a chain.
-    pub(super) fn read(chain: &Chain, memory: &DmaMemory) -> Result<Self, QueueError> {
-        let mut bytes = [0; REQUEST_LEN];
-        if chain.read(memory, 0, &mut bytes)? != REQUEST_LEN {
+    /// Reads the request of a chain, whose command has `cdb_size` bytes, up to [`CDB_MAX`].
+    pub(super) fn read(
+        chain: &Chain,
+        memory: &DmaMemory,
+        cdb_size: usize,
+    ) -> Result<Self, QueueError> {
+        let mut bytes = [0; REQUEST_HEADER + CDB_MAX];
+        let bytes = &mut bytes[..REQUEST_HEADER + cdb_size];
+        if chain.read(memory, 0, bytes)? != bytes.len() {
             return Err(QueueError::Request("a SCSI request is too short"));
         }
+        let (header, command) = bytes.split_at(REQUEST_HEADER);
         let (mut lun, mut cdb) = ([0; 8], [0; CDB_LEN]);
-        lun.copy_from_slice(&bytes[..8]);
-        cdb.copy_from_slice(&bytes[REQUEST_LEN - CDB_LEN..]);
+        lun.copy_from_slice(&header[..8]);
+        let evaluated = cdb_size.min(CDB_LEN);
+        cdb[..evaluated].copy_from_slice(&command[..evaluated]);
         Ok(Self { lun, cdb })
     }
 
@@ -108,16 +125,27 @@ impl Response {
         }
     }
 
-    /// The response, where `residual` bytes of the data were not written.
-    pub(super) fn bytes(&self, residual: usize) -> [u8; RESPONSE_LEN] {
-        let mut bytes = [0; RESPONSE_LEN];
+    /// The command has more data than the driver has space for: none was written.
+    pub(super) const fn overrun() -> Self {
+        Self {
+            status: STATUS_GOOD,
+            response: RESPONSE_OVERRUN,
+            sense: None,
+        }
+    }
+
+    /// The response with `sense_size` bytes for sense data, where `residual` bytes of the data were not
+    /// written.
+    pub(super) fn bytes(&self, sense_size: usize, residual: usize) -> Vec<u8> {
+        let mut bytes = vec![0; response_len(sense_size)];
         let residual = u32::try_from(residual).unwrap_or(u32::MAX);
         bytes[4..8].copy_from_slice(&residual.to_le_bytes());
         bytes[10] = self.status;
         bytes[11] = self.response;
         if let Some(sense) = self.sense {
-            bytes[0] = SENSE_LEN.to_le_bytes()[0];
-            bytes[12..12 + SENSE_LEN].copy_from_slice(&sense.bytes());
+            let len = SENSE_LEN.min(sense_size);
+            bytes[0] = len.to_le_bytes()[0];
+            bytes[RESPONSE_HEADER..][..len].copy_from_slice(&sense.bytes()[..len]);
         }
         bytes
     }

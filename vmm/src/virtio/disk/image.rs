@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use hindsight_devices::virtio::block::{BlockBackend, SECTOR, VirtioDisk};
 use hindsight_devices::virtio::overlay::Overlay;
-use hindsight_devices::virtio::scsi::VirtioCdrom;
+use hindsight_devices::virtio::scsi::{self, VirtioCdrom};
 use imago::file::File as ImageFile;
 use imago::format::gate::ImplicitOpenGate;
 use imago::qcow2::Qcow2;
@@ -50,6 +50,9 @@ pub enum DiskError {
     /// The image has no whole sector.
     #[error("{} has {}, less than a sector", .0.display(), ByteSize(*.1))]
     TooSmall(PathBuf, u64),
+    /// The image of a disc has no whole block.
+    #[error("{} has {}, less than a block of a disc, 2 KiB", .0.display(), ByteSize(*.1))]
+    DiscTooSmall(PathBuf, u64),
 }
 
 /// Opens the disk of `spec`, for a machine with `cpus` processors.
@@ -66,7 +69,7 @@ pub fn open(spec: &DiskSpec, cpus: usize) -> Result<VirtioDisk, DiskError> {
 ///
 /// # Errors
 ///
-/// The image cannot be opened, or another process writes it.
+/// The image cannot be opened, another process writes it, or it is smaller than a block.
 pub fn open_disc(path: &Path) -> Result<VirtioCdrom, DiskError> {
     let backend = open_image(&DiskSpec {
         path: path.to_owned(),
@@ -75,6 +78,9 @@ pub fn open_disc(path: &Path) -> Result<VirtioCdrom, DiskError> {
         any_backing: false,
         format: Some(DiskFormat::Raw),
     })?;
+    if backend.len() < scsi::BLOCK {
+        return Err(DiskError::DiscTooSmall(path.to_owned(), backend.len()));
+    }
     Ok(VirtioCdrom::new(backend, &file_name(path)))
 }
 

@@ -146,3 +146,19 @@ fn images_that_cannot_be_used_are_refused() {
     let missing = open(&spec(&folder.path().join("none"), ""), 1).unwrap_err();
     assert!(matches!(missing, DiskError::Open(..)), "{missing}");
 }
+
+#[test]
+fn disc_smaller_than_a_block_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disc.iso");
+    fs::write(&path, [0; 2047]).unwrap();
+    let error = open_disc(&path).unwrap_err();
+    assert!(matches!(error, DiskError::DiscTooSmall(_, 2047)));
+    assert!(
+        error
+            .to_string()
+            .ends_with("less than a block of a disc, 2 KiB")
+    );
+    fs::write(&path, [0; 2049]).unwrap();
+    assert!(open_disc(&path).is_ok());
+}
