@@ -134,7 +134,7 @@ fn long_logs_take_no_quadratic_time() {
 }
 
 #[test]
-fn file_that_the_host_lacks_is_looked_for_once() {
+fn file_that_the_host_lacks_is_requested_once() {
     let mut log = vec![record(
         0,
         ProcessEvent::Kernel {

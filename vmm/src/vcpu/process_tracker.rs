@@ -103,26 +103,26 @@ impl PhysicalMemory for SearchedMemory<'_> {
 }
 
 /// The identity and the path of a file.
-type FileKey = (u64, String);
+type TrackedFileKey = (u64, String);
 
 /// The files that were read.
 #[derive(Debug, Default)]
 struct TrackedFiles {
     /// The hash of the start and the size of each file, and its build ID.
-    files: HashMap<FileKey, (Option<u64>, String)>,
+    files: HashMap<TrackedFileKey, (Option<u64>, String)>,
     reads: usize,
 }
 
 impl TrackedFiles {
     /// The build ID of a file, if it was read and has not changed since.
-    fn build_id(&self, key: &FileKey, version: Option<u64>) -> Option<&str> {
+    fn build_id(&self, key: &TrackedFileKey, version: Option<u64>) -> Option<&str> {
         let (known, build_id) = self.files.get(key)?;
         // The start of a file may have left the page cache.
         let is_same = version.is_none() || *known == version;
         is_same.then_some(build_id)
     }
 
-    fn contains(&self, key: &FileKey) -> bool {
+    fn contains(&self, key: &TrackedFileKey) -> bool {
         self.files.contains_key(key)
     }
 
@@ -132,7 +132,7 @@ impl TrackedFiles {
         self.reads <= FILES_MAX
     }
 
-    fn insert(&mut self, key: FileKey, version: Option<u64>, build_id: String) {
+    fn insert(&mut self, key: TrackedFileKey, version: Option<u64>, build_id: String) {
         if self.files.len() < FILES_MAX || self.files.contains_key(&key) {
             self.files.insert(key, (version, build_id));
         }
