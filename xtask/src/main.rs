@@ -50,6 +50,9 @@ enum Task {
     /// named steps.
     #[command(after_help = test::list())]
     Test {
+        /// Removes what a step has built for itself alone as soon as it has run, to save space.
+        #[arg(long)]
+        tidy: bool,
         /// The steps.
         steps: Vec<String>,
     },
@@ -198,7 +201,7 @@ fn main() -> ExitCode {
 /// Runs a command; returns its exit status.
 fn run(command: Task) -> Result<u8> {
     match command {
-        Task::Test { steps } => return test::run(&steps),
+        Task::Test { steps, tidy } => return test::run(&steps, tidy),
         Task::Payloads { out: Some(out) } => artifacts::build_payloads(&out)?,
         Task::Payloads { out: None } => println!("{}", test::default_payloads()?.display()),
         Task::StaticBinary => println!("{}", artifacts::build_static_binary()?.display()),

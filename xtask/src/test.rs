@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use xshell::cmd;
 
 use crate::artifacts::{build_payloads, build_static_binary, static_binary};
@@ -21,7 +21,32 @@ struct TestStep {
     /// Whether it runs when no step is named.
     default: bool,
     run: fn() -> Result<()>,
+    /// The build folders that no other step uses.
+    own_folders: &'static [&'static str],
 }
+
+impl TestStep {
+    /// The step, which alone uses these build folders.
+    const fn builds_in(mut self, folders: &'static [&'static str]) -> Self {
+        self.own_folders = folders;
+        self
+    }
+
+    /// Removes the build folders that no other step uses.
+    fn tidy(&self) -> Result<()> {
+        for folder in self.own_folders {
+            let folder = root().join(folder);
+            if folder.exists() {
+                fs::remove_dir_all(&folder)
+                    .with_context(|| format!("cannot remove {}", folder.display()))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The space that a run of all steps takes with `--tidy`, in GiB.
+const SPACE_GIB: u64 = 12;
 
 const fn step(name: &'static str, run: fn() -> Result<()>, about: &'static str) -> TestStep {
     TestStep {
@@ -29,6 +54,7 @@ const fn step(name: &'static str, run: fn() -> Result<()>, about: &'static str) 
         about,
         default: true,
         run,
+        own_folders: &[],
     }
 }
 
@@ -39,6 +65,7 @@ const fn named_only(name: &'static str, run: fn() -> Result<()>, about: &'static
         about,
         default: false,
         run,
+        own_folders: &[],
     }
 }
 
@@ -103,18 +130,21 @@ const STEPS: &[TestStep] = &[
         "miri",
         nightly::miri,
         "unit tests of regs, cpu and devices under Miri",
-    ),
+    )
+    .builds_in(&["target/miri"]),
     step(
         "tsan",
         nightly::thread_sanitizer,
         "unit tests under ThreadSanitizer",
-    ),
+    )
+    .builds_in(&["target/tsan"]),
     step(
         "fuzz",
         fuzz::short,
         "every fuzz target for some seconds under AddressSanitizer",
-    ),
-    step("loom", nightly::loom, "the tests of run control under loom"),
+    )
+    .builds_in(&["target/fuzz", "target/fuzz-asan"]),
+    step("loom", nightly::loom, "the tests of run control under loom").builds_in(&["target/loom"]),
     step(
         "lockstep",
         lockstep,
@@ -182,8 +212,8 @@ fn results() -> PathBuf {
 }
 
 /// Runs the named steps, or the default ones; returns the exit status: 0, 1 if a step failed, or 2 if
-/// there is no step of a name.
-pub fn run(names: &[String]) -> Result<u8> {
+/// there is no step of a name. With `tidy`, the folder of a step's own builds is removed after it.
+pub fn run(names: &[String], tidy: bool) -> Result<u8> {
     let mut chosen = Vec::new();
     for name in names {
         match STEPS.iter().find(|step| step.name == name) {
@@ -196,6 +226,7 @@ pub fn run(names: &[String]) -> Result<u8> {
     }
     if chosen.is_empty() {
         chosen.extend(STEPS.iter().filter(|step| step.default));
+        warn_of_little_space()?;
     }
     setup()?;
     let (mut passed, mut failed) = (Vec::new(), Vec::new());
@@ -203,7 +234,10 @@ pub fn run(names: &[String]) -> Result<u8> {
     for step in chosen {
         say(format!("--- {}", step.name));
         let start = Instant::now();
-        let result = (step.run)();
+        let mut result = (step.run)();
+        if tidy {
+            result = result.and(step.tidy());
+        }
         let seconds = start.elapsed().as_secs();
         times.push(format!("{} {seconds} s", step.name));
         match result {
@@ -233,6 +267,25 @@ pub fn run(names: &[String]) -> Result<u8> {
     ));
     println!("{} passed, {} failed", passed.len(), failed.len());
     Ok(u8::from(!failed.is_empty()))
+}
+
+/// Says so if the disk may become full on the way.
+fn warn_of_little_space() -> Result<()> {
+    let shell = shell()?;
+    let root = root();
+    let listed = cmd!(shell, "df --output=avail --block-size=1G {root}")
+        .quiet()
+        .read()?;
+    let available = listed
+        .lines()
+        .last()
+        .and_then(|line| line.trim().parse::<u64>().ok());
+    if let Some(available) = available.filter(|&available| available < SPACE_GIB) {
+        say(format!(
+            "warning: {available} GiB are free here, and all steps together take about {SPACE_GIB} GiB"
+        ));
+    }
+    Ok(())
 }
 
 /// Installs what every step requires.
