@@ -224,7 +224,7 @@ impl MsrHandler for InterpPlatform {
     }
 
     fn portable_results(&self) -> bool {
-        self.model.board.package.cpuid.model() == CpuModel::PortableV1
+        self.model.board.package.cpuid.model().is_portable()
     }
 }
 
