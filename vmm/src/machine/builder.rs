@@ -37,8 +37,8 @@ use crate::vcpu::engine::policy::{Engine, EnginePolicy};
 use crate::vcpu::engine::{EngineSwitch, ForcedSwitch};
 use crate::vcpu::interp::InterpVcpu;
 use crate::vcpu::kvm::KvmVcpu;
-use crate::vcpu::model::VcpuModel;
-use crate::vcpu::run_control::{RunEnd, VcpuControl};
+use crate::vcpu::model::{ResetState, VcpuModel};
+use crate::vcpu::run_control::{ResetPolicy, RunEnd, VcpuControl};
 use crate::vcpu::translation::TranslationPolicy;
 use crate::{deterministic, host_clock};
 
@@ -70,6 +70,7 @@ pub struct PreparedMachine {
     forced: Option<ForcedSwitch>,
     translation: TranslationPolicy,
     uarch: bool,
+    reboots: bool,
     devices: Vec<Box<dyn VirtioDevice>>,
 }
 
@@ -142,6 +143,7 @@ impl PreparedMachine {
             forced: None,
             translation: TranslationPolicy::default(),
             uarch: true,
+            reboots: firmware,
             devices,
         })
     }
@@ -150,6 +152,13 @@ impl PreparedMachine {
     #[must_use]
     pub fn deterministic(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
+        self
+    }
+
+    /// Makes a reset by the guest end the run, also with firmware.
+    #[must_use]
+    pub const fn without_reboot(mut self) -> Self {
+        self.reboots = false;
         self
     }
 
@@ -225,6 +234,7 @@ impl PreparedMachine {
             tsc_hz,
             supported: &limit_address_bits(firmware_address_bits(&self.layout), supported),
             deterministic: self.seed.is_some(),
+            reboots: self.reboots,
         }
         .build(self.memory, (policy, self.forced), self.devices, sinks)?;
         if !matches!(self.loaded.protocol, Protocol::Pvh | Protocol::Elf) {
@@ -240,6 +250,12 @@ impl PreparedMachine {
             let msrs = Msrs::in_package(msrs, Arc::clone(&package));
             let mut model = VcpuModel::new(id, msrs, board.clone());
             model.translation = self.translation;
+            model.at_reset = self.reboots.then(|| {
+                Box::new(ResetState {
+                    cpu: first_state(id, &self.loaded, &board.package.cpuid),
+                    msrs: model.msrs.save(),
+                })
+            });
             model
         };
         let vcpus = match kvm {
@@ -335,6 +351,8 @@ struct BoardBuilder<'a> {
     supported: &'a dyn Fn(u32, u32) -> CpuidRegs,
     /// Whether the clock is virtual.
     deterministic: bool,
+    /// Whether a reset by the guest starts the firmware again.
+    reboots: bool,
 }
 
 impl BoardBuilder<'_> {
@@ -353,7 +371,7 @@ impl BoardBuilder<'_> {
         });
         clock.pause();
         let bell = Arc::new(TimerBell::default());
-        let end = Arc::new(RunEnd::default());
+        let end = Arc::new(RunEnd::with_resets(self.reset_policy()));
         let vcpus = Arc::new(VcpuControl::new(cpus, self.config.engine));
         let engine = EngineSwitch::new(cpus, policy, forced, vcpus.clone(), bell.clone());
         let waker = Arc::new(ThreadWaker {
@@ -394,6 +412,14 @@ impl BoardBuilder<'_> {
             package: self.package(),
             run: RunControl::new(vcpus, engine, stops, end, bell),
         }))
+    }
+
+    const fn reset_policy(&self) -> ResetPolicy {
+        match (self.reboots, self.deterministic) {
+            (false, _) => ResetPolicy::End,
+            (true, false) => ResetPolicy::Reboot,
+            (true, true) => ResetPolicy::RebootInTurn,
+        }
     }
 
     fn package(&self) -> Package {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use hindsight_devices::acpi_pm::{AcpiPm, PIIX4_PM_PORT, PM_PORT, PM_PORTS};
 use hindsight_devices::debug_exit::{DEBUG_EXIT_PORT, DEBUG_EXIT_PORTS, DebugExit};
@@ -179,6 +179,8 @@ pub struct Devices {
     byte_latches: Arc<Mutex<ByteLatches>>,
     fw_cfg: Arc<Mutex<FwCfg>>,
     test_memory: Arc<Mutex<TestMemory>>,
+    /// The state after the machine was built.
+    first: Arc<OnceLock<DevicesState>>,
 }
 
 impl Devices {
@@ -207,7 +209,25 @@ impl Devices {
             byte_latches: locked(ByteLatches::new(DebugCon::new(sinks.debugcon))),
             fw_cfg: locked(firmware_config(wiring)),
             test_memory: locked(TestMemory::default()),
+            first: Arc::default(),
         }
+    }
+
+    /// Makes the present state that of [`Devices::reset`].
+    fn set_first(&self) {
+        self.first.get_or_init(|| self.save());
+    }
+
+    /// Applies a reset of the machine. Disks keep what was written to them.
+    ///
+    /// Interrupt lines may move: the interrupt controllers are reset afterwards.
+    pub(crate) fn reset(&self) -> Result<(), DevicesError> {
+        if let Some(root) = &self.pci_root {
+            lock(root).reset();
+        }
+        self.first
+            .get()
+            .map_or(Ok(()), |first| self.restore_chips(first))
     }
 
     /// The state, to be saved.
@@ -236,6 +256,11 @@ impl Devices {
             (None, None) => {}
             _ => return Err(VirtioStateError::OtherDevices.into()),
         }
+        self.restore_chips(state)
+    }
+
+    /// Restores the devices that are not on the PCI bus.
+    fn restore_chips(&self, state: &DevicesState) -> Result<(), DevicesError> {
         lock(&self.test_memory).restore(&state.test_memory)?;
         lock(&self.serial).restore(&state.serial)?;
         *lock(&self.post_code) = state.post_code;
@@ -257,6 +282,7 @@ pub(super) fn build(
     sinks: Sinks,
 ) -> Result<(PortBus, MmioBus, Devices), BusError> {
     let devices = Devices::new(wiring, sinks);
+    devices.set_first();
     let mut ports = PortBus::new();
     let irq_ports = shared(IrqPorts(wiring.irq.clone()));
     for port in PORTS {

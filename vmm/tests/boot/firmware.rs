@@ -146,6 +146,146 @@ fn firmware_finds_mtrrs_as_reset_leaves_them() {
     }
 }
 
+/// Increments byte 0x50 of CMOS memory. Its old value is in AL.
+fn count_in_cmos(a: &mut CodeAssembler) -> Code {
+    for step in 0..2 {
+        a.mov(al, 0x50)?;
+        a.out(0x70, al)?;
+        if step == 0 {
+            a.in_(al, 0x71)?;
+            a.mov(bl, al)?;
+        }
+    }
+    a.mov(al, bl)?;
+    a.inc(al)?;
+    a.out(0x71, al)?;
+    a.mov(al, bl)
+}
+
+/// Firmware that prints how often it was started, and whether the copy below 1 MiB and RAM have its
+/// changes. Then it resets the machine in another way each time, the first `resets` of four, and at
+/// last powers it off.
+fn write_firmware_of_resets(path: &Path, resets: usize) {
+    write_firmware(path, |a| {
+        count_in_cmos(a)?;
+        let digit = |a: &mut CodeAssembler| {
+            a.add(al, u32::from(b'0'))?;
+            a.mov(dx, 0x3f8)?;
+            a.out(dx, al)
+        };
+        digit(a)?;
+        for segment in [0xf000_u32, 0] {
+            a.mov(ax, segment)?;
+            a.mov(ds, ax)?;
+            a.mov(al, byte_ptr(0x8000))?;
+            a.mov(byte_ptr(0x8000), 1)?;
+            digit(a)?;
+        }
+        let mut labels = [(); 4].map(|()| a.create_label());
+        for (number, label) in (0_u32..).zip(labels).take(resets) {
+            a.cmp(bl, number)?;
+            a.je(label)?;
+        }
+        power_off(a)?;
+        let [control, keyboard, fast, triple] = &mut labels;
+        a.set_label(control)?;
+        a.mov(dx, 0xcf9)?;
+        for value in [2_u32, 6] {
+            a.mov(al, value)?;
+            a.out(dx, al)?;
+        }
+        // Nothing is executed after a reset.
+        a.ud2()?;
+        a.set_label(keyboard)?;
+        a.mov(al, 0xfe)?;
+        a.out(0x64, al)?;
+        a.ud2()?;
+        a.set_label(fast)?;
+        a.mov(al, 3)?;
+        a.out(0x92, al)?;
+        a.ud2()?;
+        a.set_label(triple)?;
+        triple_fault(a)
+    });
+}
+
+/// Raises an exception in protected mode with an interrupt table of no entries.
+fn triple_fault(a: &mut CodeAssembler) -> Code {
+    a.mov(word_ptr(0x600), 0)?;
+    a.lidt(word_ptr(0x600))?;
+    a.mov(eax, cr0)?;
+    a.or(al, 1)?;
+    a.mov(cr0, eax)?;
+    a.int3()
+}
+
+#[test]
+fn reset_by_the_guest_starts_the_firmware_again() {
+    let folder = tempfile::tempdir().unwrap();
+    for engine in engines() {
+        // The instruction emulator of KVM, which runs this code on some hosts, loads no IDTR.
+        let (resets, text) = match engine {
+            "interp" => (4, "000101201301401"),
+            _ => (3, "000101201301"),
+        };
+        write_firmware_of_resets(&folder.path().join("fw"), resets);
+        for cpus in ["1", "3"] {
+            let arguments = ["--firmware", "fw", "--engine", engine, "--cpus", cpus];
+            let output = run(folder.path(), &arguments);
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            let stdout = String::from_utf8_lossy(&output.stdout);
+            assert_eq!(output.status.code(), Some(0), "{engine}: {stdout} {stderr}");
+            assert_eq!(stdout, text, "{engine}: {stderr}");
+            let triple = stderr.contains("a triple fault resets the machine");
+            assert_eq!(triple, resets == 4, "{stderr}");
+        }
+    }
+}
+
+#[test]
+fn deterministic_runs_with_resets_have_one_hash() {
+    let folder = tempfile::tempdir().unwrap();
+    write_firmware_of_resets(&folder.path().join("fw"), 4);
+    let arguments = [
+        "--firmware",
+        "fw",
+        "--deterministic",
+        "--cpus",
+        "2",
+        "--stats",
+    ];
+    let hashes = [(); 2].map(|()| {
+        let output = run(folder.path(), &arguments);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(stdout, "000101201301401", "{stderr}");
+        let hash = stderr.lines().find(|line| line.contains("hash"));
+        hash.expect("a deterministic run has a hash").to_owned()
+    });
+    assert_eq!(hashes[0], hashes[1]);
+}
+
+#[test]
+fn no_reboot_ends_the_run_at_a_reset() {
+    let folder = tempfile::tempdir().unwrap();
+    write_firmware_of_resets(&folder.path().join("fw"), 4);
+    for engine in engines() {
+        let arguments = ["--firmware", "fw", "--engine", engine, "--no-reboot"];
+        let output = run(folder.path(), &arguments);
+        assert_eq!(output.stdout, b"000", "{engine}");
+        assert_eq!(output.status.code(), Some(8), "{engine}");
+    }
+    write_firmware(&folder.path().join("fw"), |a| {
+        a.mov(ax, 0)?;
+        a.mov(ds, ax)?;
+        triple_fault(a)
+    });
+    let arguments = ["--firmware", "fw", "--engine", "interp", "--no-reboot"];
+    let output = run(folder.path(), &arguments);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(4), "{stderr}");
+}
+
 #[test]
 fn firmware_that_cannot_be_used_is_refused_with_the_reason() {
     let folder = tempfile::tempdir().unwrap();

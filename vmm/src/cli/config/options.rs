@@ -260,6 +260,10 @@ pub struct RunOptions {
     /// End the run with exit status 0 when the guest halts with interrupts off and nothing can wake it
     #[arg(long)]
     pub exit_on_halt: bool,
+    /// End the run with exit status 8 when the guest resets a machine with --firmware, instead of starting
+    /// the firmware again
+    #[arg(long)]
+    pub no_reboot: bool,
     /// Most bytes that consoles, traces, logs and branch messages may write together; more end the run
     /// with exit status 2
     #[arg(long, value_name = "SIZE")]

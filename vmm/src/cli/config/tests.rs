@@ -187,6 +187,7 @@ const FULL: [&[&str]; 2] = [
         "--timeout",
         "1.5m",
         "--exit-on-halt",
+        "--no-reboot",
         "--sandbox",
         "strict",
         "--max-output",

@@ -49,6 +49,11 @@ pub fn prepare(
             after: options.translate.0,
             memory: options.translate_memory.0.0,
         });
+    let prepared = if config.run.no_reboot {
+        prepared.without_reboot()
+    } else {
+        prepared
+    };
     Ok(match config.deterministic_seed() {
         Some(seed) => prepared.deterministic(seed),
         None => prepared,
