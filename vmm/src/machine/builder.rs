@@ -202,7 +202,8 @@ impl PreparedMachine {
         host: Option<&kvm::KvmDevice>,
         sinks: Sinks,
     ) -> Result<Machine, MachineError> {
-        if self.seed.is_some() && self.config.engine != Engine::Interp {
+        let deterministic = self.seed.is_some();
+        if deterministic && self.config.engine != Engine::Interp {
             return Err(MachineError::Deterministic);
         }
         let kvm = match (self.config.engine, host) {
@@ -233,14 +234,10 @@ impl PreparedMachine {
             facilities,
             tsc_hz,
             supported: &limit_address_bits(firmware_address_bits(&self.layout), supported),
-            deterministic: self.seed.is_some(),
+            deterministic,
             reboots: self.reboots,
         }
         .build(self.memory, (policy, self.forced), self.devices, sinks)?;
-        if !matches!(self.loaded.protocol, Protocol::Pvh | Protocol::Elf) {
-            // Firmware leaves virtual wire mode on: interrupts of the 8259 pair reach the boot processor.
-            board.buses.irq.set_virtual_wire();
-        }
         let msrs = MsrConfig::new(facilities, tsc_hz)
             .with_cpuid(&board.package.cpuid)
             .with_uarch(self.uarch)
@@ -250,22 +247,16 @@ impl PreparedMachine {
             let msrs = Msrs::in_package(msrs, Arc::clone(&package));
             let mut model = VcpuModel::new(id, msrs, board.clone());
             model.translation = self.translation;
-            model.at_reset = self.reboots.then(|| {
-                Box::new(ResetState {
-                    cpu: first_state(id, &self.loaded, &board.package.cpuid),
-                    msrs: model.msrs.save(),
-                })
-            });
+            if self.reboots {
+                model.at_reset = Some(Box::new(reset_state(&model, &self.loaded)));
+            }
             model
         };
         let vcpus = match kvm {
             Some(parts) => parts.into_vcpus(&board, &self.loaded, model)?,
             None => interp_vcpus(self.config.cpus, &board, &self.loaded, self.seed, model)?,
         };
-        for id in 1..self.config.cpus {
-            board.buses.irq.set_wait_for_sipi(id, true);
-        }
-        let deterministic = self.seed.is_some();
+        set_first_interrupts(&board.buses.irq, self.config.cpus, self.loaded.protocol);
         Ok(Machine::from_parts(
             board,
             vcpus,
@@ -451,6 +442,25 @@ impl BoardBuilder<'_> {
                 ..LapicFeatures::default()
             },
         }
+    }
+}
+
+/// Sets what the boot protocol defines of the local APICs.
+fn set_first_interrupts(irq: &Interrupts, cpus: usize, protocol: Protocol) {
+    if !matches!(protocol, Protocol::Pvh | Protocol::Elf) {
+        // Firmware leaves virtual wire mode on: interrupts of the 8259 pair reach the boot processor.
+        irq.set_virtual_wire();
+    }
+    for id in 1..cpus {
+        irq.set_wait_for_sipi(id, true);
+    }
+}
+
+/// The state to which a reset of the machine brings a vCPU back.
+fn reset_state(model: &VcpuModel, loaded: &LoadedImage) -> ResetState {
+    ResetState {
+        cpu: first_state(model.id, loaded, &model.board.package.cpuid),
+        msrs: model.msrs.save(),
     }
 }
 
