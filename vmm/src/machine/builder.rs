@@ -11,6 +11,7 @@ use hindsight_cpu::profile::CpuProfile;
 use hindsight_cpu::state::{Activity, CpuState, gpr};
 use hindsight_cpu::uarch::{CacheGeometry, CacheModel};
 use hindsight_devices::clock::Clock;
+use hindsight_devices::flash::Flash;
 use hindsight_devices::irq::lapic::LapicFeatures;
 use hindsight_devices::irq::{Interrupts, InterruptsConfig};
 use hindsight_devices::pci::Bridge;
@@ -27,7 +28,7 @@ use crate::boot::{self, LoadRequest, LoadedImage, Protocol};
 use crate::kvm::vcpu::KvmVcpuFd;
 use crate::kvm::vm::KvmVm;
 use crate::kvm::{self, KvmError};
-use crate::memory::layout::{Layout, is_firmware};
+use crate::memory::layout::{FIRMWARE_MAX, Layout, is_firmware};
 use crate::memory::{self, GuestRam};
 use crate::platform::{Buses, PciDevices, Sinks, Timekeeping, TimerBell, Wiring};
 use crate::vcpu::MachineVcpu;
@@ -71,6 +72,7 @@ pub struct PreparedMachine {
     translation: TranslationPolicy,
     uarch: bool,
     reboots: bool,
+    flash: Option<Flash>,
     devices: Vec<Box<dyn VirtioDevice>>,
 }
 
@@ -144,6 +146,7 @@ impl PreparedMachine {
             translation: TranslationPolicy::default(),
             uarch: true,
             reboots: firmware,
+            flash: None,
             devices,
         })
     }
@@ -153,6 +156,23 @@ impl PreparedMachine {
     pub fn deterministic(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self
+    }
+
+    /// Adds a chip with the variables of the firmware, below its code.
+    ///
+    /// # Errors
+    ///
+    /// Both together are more than [`FIRMWARE_MAX`], or there is no firmware.
+    pub fn with_firmware_vars(mut self, flash: Flash) -> Result<Self, MachineError> {
+        let code = self
+            .layout
+            .firmware()
+            .map_or(0, |code| code.end - code.start);
+        if code == 0 || code + flash.size() > FIRMWARE_MAX {
+            return Err(MachineError::FirmwareVars(flash.size()));
+        }
+        self.flash = Some(flash);
+        Ok(self)
     }
 
     /// Makes a reset by the guest end the run, also with firmware.
@@ -237,7 +257,12 @@ impl PreparedMachine {
             deterministic,
             reboots: self.reboots,
         }
-        .build(self.memory, (policy, self.forced), self.devices, sinks)?;
+        .build(
+            self.memory,
+            (policy, self.forced),
+            (self.devices, self.flash),
+            sinks,
+        )?;
         let msrs = MsrConfig::new(facilities, tsc_hz)
             .with_cpuid(&board.package.cpuid)
             .with_uarch(self.uarch)
@@ -351,7 +376,7 @@ impl BoardBuilder<'_> {
         &self,
         memory: GuestMemoryMmap,
         (policy, forced): (Option<EnginePolicy>, Option<ForcedSwitch>),
-        devices: Vec<Box<dyn VirtioDevice>>,
+        (devices, flash): (Vec<Box<dyn VirtioDevice>>, Option<Flash>),
         sinks: Sinks,
     ) -> Result<Arc<Board>, MachineError> {
         let cpus = self.config.cpus;
@@ -392,6 +417,7 @@ impl BoardBuilder<'_> {
                 layout: self.layout,
                 cpus: u16::try_from(cpus).unwrap_or(u16::MAX),
                 pci,
+                flash,
             },
             sinks,
         )?;

@@ -73,6 +73,10 @@ pub struct BootOptions {
     /// instead of an IMAGE
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub firmware: Option<FilePath>,
+    /// Variables of --firmware: FILE is a copy of those of the firmware (such as OVMF_VARS_4M.fd), which the
+    /// guest changes, but not in a deterministic run
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub firmware_vars: Option<FilePath>,
     /// Boot protocol; auto detects it from the image
     #[arg(long, value_enum)]
     pub protocol: ProtocolArg,

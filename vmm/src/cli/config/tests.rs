@@ -188,6 +188,8 @@ const FULL: [&[&str]; 2] = [
         "1.5m",
         "--exit-on-halt",
         "--no-reboot",
+        "--firmware-vars",
+        "v",
         "--sandbox",
         "strict",
         "--max-output",

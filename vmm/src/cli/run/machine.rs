@@ -7,7 +7,7 @@ use hindsight_devices::virtio::VirtioDevice;
 
 use super::devices::OpenedDevices;
 use super::files::BootFiles;
-use super::{devices, input};
+use super::{devices, firmware_vars, input};
 use crate::boot::LoadRequest;
 use crate::cli::config::{ModelsArg, RunConfig};
 use crate::deterministic::DeterministicMachine;
@@ -69,8 +69,15 @@ pub(super) fn prepare_files(
     files: &BootFiles<'_>,
 ) -> anyhow::Result<(PreparedMachine, Vec<(usize, NetLink)>)> {
     let OpenedDevices { devices, links } = devices::open(config)?;
-    let prepared = prepare(config, engine, &files.load_request(), devices)
+    let mut prepared = prepare(config, engine, &files.load_request(), devices)
         .with_context(|| files.image_path().display().to_string())?;
+    if let Some(path) = config.boot.firmware_vars.as_deref() {
+        let name = || format!("--firmware-vars {}", path.display());
+        let flash = firmware_vars::open(path, !config.determinism.deterministic);
+        prepared = prepared
+            .with_firmware_vars(flash.with_context(name)?)
+            .with_context(name)?;
+    }
     Ok((prepared, links))
 }
 
