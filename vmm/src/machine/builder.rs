@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use hindsight_cpu::cpuid::{self, CpuidRegs, CpuidTable};
 use hindsight_cpu::facility::Facilities;
 use hindsight_cpu::msr::{MsrConfig, Msrs};
-use hindsight_cpu::profile::CpuProfile;
+use hindsight_cpu::profile::{CpuProfile, ProfileError};
 use hindsight_cpu::state::{Activity, CpuState, gpr};
 use hindsight_cpu::uarch::{CacheGeometry, CacheModel};
 use hindsight_devices::clock::Clock;
@@ -56,6 +56,13 @@ pub struct MachineConfig {
     pub cpu: CpuProfile,
     /// The engine in which the machine starts.
     pub engine: Engine,
+}
+
+impl MachineConfig {
+    /// The facilities of the processor. With `changes`, the machine may change engines.
+    fn facilities(&self, changes: bool) -> Result<Facilities, ProfileError> {
+        self.cpu.facilities(available(self.engine, changes))
+    }
 }
 
 /// Guest memory with a loaded image, from which a machine can be built.
@@ -234,10 +241,7 @@ impl PreparedMachine {
         // Without KVM there is no other engine to change to.
         let policy = self.policy.take().filter(|_| kvm.is_some());
         let changes = policy.is_some();
-        let facilities = self
-            .config
-            .cpu
-            .facilities(available(self.config.engine, changes))?;
+        let facilities = self.config.facilities(changes)?;
         let tsc_hz = self.tsc_hz(kvm.as_ref());
         let supported = |leaf, subleaf| match (&kvm, host) {
             (Some(_), Some(host)) if changes => executed_by_both(host, leaf, subleaf),

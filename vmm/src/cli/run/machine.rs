@@ -7,8 +7,8 @@ use hindsight_devices::virtio::VirtioDevice;
 
 use super::devices::OpenedDevices;
 use super::files::BootFiles;
-use super::{devices, firmware_vars, input};
-use crate::boot::LoadRequest;
+use super::{devices, input};
+use crate::boot::{LoadRequest, open_firmware_vars};
 use crate::cli::config::{ModelsArg, RunConfig};
 use crate::deterministic::DeterministicMachine;
 use crate::deterministic::input::InputFeed;
@@ -73,7 +73,7 @@ pub(super) fn prepare_files(
         .with_context(|| files.image_path().display().to_string())?;
     if let Some(path) = config.boot.firmware_vars.as_deref() {
         let name = || format!("--firmware-vars {}", path.display());
-        let flash = firmware_vars::open(path, !config.determinism.deterministic);
+        let flash = open_firmware_vars(path, !config.determinism.deterministic);
         prepared = prepared
             .with_firmware_vars(flash.with_context(name)?)
             .with_context(name)?;

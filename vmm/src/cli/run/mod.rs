@@ -5,7 +5,6 @@ mod confine;
 mod consoles;
 mod devices;
 mod files;
-mod firmware_vars;
 mod hook;
 mod input;
 mod machine;
