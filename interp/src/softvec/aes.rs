@@ -2,8 +2,8 @@
 //!
 //! FIPS 197; SDM Vol. 2, "AESENC", "AESKEYGENASSIST", "PCLMULQDQ".
 
-use super::element::{Element, Vector};
-use super::run::{Run, Work};
+use super::element::{Element, VectorBytes};
+use super::run::{Run, SoftHandler};
 use iced_x86::Mnemonic as M;
 
 /// Multiplies in GF(2^8) with the polynomial x^8 + x^4 + x^3 + x + 1.
@@ -38,12 +38,14 @@ const SUBSTITUTION: [u8; 256] = {
 
 const INVERSE_SUBSTITUTION: [u8; 256] = {
     let mut table = [0; 256];
-    let mut n = 0;
-    while n < 256 {
-        table[SUBSTITUTION[n] as usize] = (n & 0xff) as u8;
-        n += 1;
+    let mut n = 0_u8;
+    loop {
+        table[SUBSTITUTION[n as usize] as usize] = n;
+        match n.checked_add(1) {
+            Some(next) => n = next,
+            None => break table,
+        }
     }
-    table
 };
 
 /// A state: four columns of four bytes.
@@ -84,7 +86,7 @@ fn unmix(s: State) -> State {
     mix_columns(s, [14, 11, 13, 9])
 }
 
-fn lane(v: &Vector, n: usize) -> State {
+fn lane(v: &VectorBytes, n: usize) -> State {
     u128::get(v, n).to_le_bytes()
 }
 
@@ -126,7 +128,7 @@ fn multiply_without_carry(r: &mut Run<'_>) {
 }
 
 /// The function that executes an instruction, if it is of this kind.
-pub(super) fn work(m: M) -> Option<Work> {
+pub(super) fn work(m: M) -> Option<SoftHandler> {
     Some(match m {
         M::Vaesenc => |r| round(r, |s| mix(encrypt(s))),
         M::Vaesenclast => |r| round(r, encrypt),

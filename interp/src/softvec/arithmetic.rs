@@ -1,7 +1,7 @@
 //! Integer arithmetic, element by element.
 
 use super::element::{Element, get};
-use super::run::{Run, Work};
+use super::run::{Run, SoftHandler};
 use iced_x86::Mnemonic as M;
 
 /// Averages, rounding up.
@@ -40,7 +40,7 @@ pub(super) fn saturate<T: TryFrom<i64>>(v: i64, min: T, max: T) -> T {
 }
 
 /// The function that executes an instruction, if it is of this kind.
-pub(super) fn work(m: M) -> Option<Work> {
+pub(super) fn work(m: M) -> Option<SoftHandler> {
     Some(match m {
         M::Vpaddb => |r| r.zip(u8::wrapping_add),
         M::Vpaddw => |r| r.zip(u16::wrapping_add),

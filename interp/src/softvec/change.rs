@@ -1,11 +1,11 @@
 //! Conversions of floating-point numbers to integers and other formats, and roundings to integers.
 
-use super::float::{Env, IE, Number, PE, Rounding, low64, round_off};
-use super::format::{F16, Format};
+use super::float::{Env, FiniteNumber, IE, PE, Rounding, low64, round_off};
+use super::format::{F16, FloatFormat};
 
 impl Env {
     /// Converts between formats.
-    pub(super) fn resize(&mut self, from: Format, to: Format, v: u64) -> u64 {
+    pub(super) fn resize(&mut self, from: FloatFormat, to: FloatFormat, v: u64) -> u64 {
         let v = self.flush(from, v);
         if from.is_nan(v) {
             if from.is_signaling(v) {
@@ -29,7 +29,12 @@ impl Env {
     }
 
     /// Converts an integer, given as sign and magnitude.
-    pub(super) fn from_integer(&mut self, to: Format, negative: bool, magnitude: u64) -> u64 {
+    pub(super) fn integer_to_float(
+        &mut self,
+        to: FloatFormat,
+        negative: bool,
+        magnitude: u64,
+    ) -> u64 {
         if magnitude == 0 {
             return 0;
         }
@@ -39,9 +44,9 @@ impl Env {
     /// Converts to an integer of `bits` bits.
     ///
     /// Returns the indefinite integer and flags an invalid operation if it does not fit.
-    pub(super) fn to_integer(
+    pub(super) fn float_to_integer(
         &mut self,
-        from: Format,
+        from: FloatFormat,
         v: u64,
         bits: u32,
         signed: bool,
@@ -89,7 +94,7 @@ impl Env {
     /// Rounds to a multiple of `2^-scale`; the precision exception is optional.
     pub(super) fn round_scaled(
         &mut self,
-        f: Format,
+        f: FloatFormat,
         v: u64,
         scale: i32,
         mode: Rounding,
@@ -124,7 +129,7 @@ impl Env {
 /// Rounds a number's magnitude to an integer, which may be inexact.
 ///
 /// Returns `None` if it has more than 64 bits.
-fn integer_part(n: Number, mode: Rounding) -> Option<(u128, bool)> {
+fn integer_part(n: FiniteNumber, mode: Rounding) -> Option<(u128, bool)> {
     if n.exponent > 63 {
         return None;
     }
@@ -139,7 +144,7 @@ fn integer_part(n: Number, mode: Rounding) -> Option<(u128, bool)> {
 }
 
 /// Converts a NaN to another format, and makes it quiet.
-fn nan_payload(from: Format, to: Format, v: u64) -> u64 {
+fn nan_payload(from: FloatFormat, to: FloatFormat, v: u64) -> u64 {
     let fraction = v & from.fraction();
     let fraction = if to.fraction_bits >= from.fraction_bits {
         fraction << (to.fraction_bits - from.fraction_bits)

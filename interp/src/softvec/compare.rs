@@ -2,8 +2,8 @@
 
 use super::element::get;
 use super::float::{Env, IE};
-use super::format::Format;
-use super::run::{Run, Work};
+use super::format::FloatFormat;
+use super::run::{Run, SoftHandler};
 use iced_x86::Mnemonic as M;
 use std::cmp::Ordering;
 
@@ -33,7 +33,7 @@ const PREDICATES: [u8; 16] = [
 ];
 
 /// Returns how two numbers compare; flags quiet NaNs too if `signals`.
-fn relation(env: &mut Env, f: Format, a: u64, b: u64, signals: bool) -> u8 {
+fn relation(env: &mut Env, f: FloatFormat, a: u64, b: u64, signals: bool) -> u8 {
     let (a, b) = (env.flush(f, a), env.flush(f, b));
     if f.is_nan(a) || f.is_nan(b) {
         if signals || f.is_signaling(a) || f.is_signaling(b) {
@@ -70,7 +70,7 @@ fn compare(r: &mut Run<'_>) {
 }
 
 /// VCOMISS and VUCOMISS.
-fn compare_to_flags(r: &mut Run<'_>, format: Format, signals: bool) {
+fn compare_to_flags(r: &mut Run<'_>, format: FloatFormat, signals: bool) {
     let size = format.size();
     let (a, b) = (get(&r.source(0), size, 0), get(&r.source(1), size, 0));
     let found = relation(&mut r.env, format, a, b, signals);
@@ -116,7 +116,7 @@ fn classify(r: &mut Run<'_>) {
 }
 
 /// The function that executes an instruction, if it is of this kind.
-pub(super) fn work(m: M) -> Option<Work> {
+pub(super) fn work(m: M) -> Option<SoftHandler> {
     use super::format::{F32, F64};
     Some(match m {
         M::Vcmpps | M::Vcmppd | M::Vcmpss | M::Vcmpsd => compare,

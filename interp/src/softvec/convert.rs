@@ -2,14 +2,14 @@
 
 use super::element::{get, put};
 use super::float::{Env, Rounding};
-use super::format::{F16, F32, F64, Format};
-use super::run::{Run, Work};
+use super::format::{F16, F32, F64, FloatFormat};
+use super::run::{Run, SoftHandler};
 use iced_x86::Mnemonic as M;
 
 /// The type of an element.
 #[derive(Clone, Copy)]
 enum Type {
-    Float(Format),
+    Float(FloatFormat),
     /// A signed integer with this number of bits.
     Signed(u32),
     Unsigned(u32),
@@ -40,13 +40,15 @@ fn convert(env: &mut Env, from: Type, to: Type, truncate: bool, v: u64) -> u64 {
     };
     match (from, to) {
         (Type::Float(from), Type::Float(to)) => env.resize(from, to, v),
-        (Type::Float(from), Type::Signed(bits)) => env.to_integer(from, v, bits, true, mode),
-        (Type::Float(from), Type::Unsigned(bits)) => env.to_integer(from, v, bits, false, mode),
+        (Type::Float(from), Type::Signed(bits)) => env.float_to_integer(from, v, bits, true, mode),
+        (Type::Float(from), Type::Unsigned(bits)) => {
+            env.float_to_integer(from, v, bits, false, mode)
+        }
         (Type::Signed(bits), Type::Float(to)) => {
             let v = (v << (64 - bits)).cast_signed() >> (64 - bits);
-            env.from_integer(to, v < 0, v.unsigned_abs())
+            env.integer_to_float(to, v < 0, v.unsigned_abs())
         }
-        (_, Type::Float(to)) => env.from_integer(to, false, v),
+        (_, Type::Float(to)) => env.integer_to_float(to, false, v),
         _ => v,
     }
 }
@@ -77,7 +79,7 @@ fn lowest(r: &mut Run<'_>, from: Type, to: Type) {
 }
 
 /// Converts the lowest element to a general register.
-fn to_general(r: &mut Run<'_>, from: Format, signed: bool, truncate: bool) {
+fn to_general(r: &mut Run<'_>, from: FloatFormat, signed: bool, truncate: bool) {
     let v = get(&r.source(1), from.size(), 0);
     let bits = if r.i.op0_register().size() == 8 {
         64
@@ -94,7 +96,7 @@ fn to_general(r: &mut Run<'_>, from: Format, signed: bool, truncate: bool) {
 }
 
 /// Converts a general register, or memory, to the lowest element.
-fn from_general(r: &mut Run<'_>, to: Format, signed: bool) {
+fn from_general(r: &mut Run<'_>, to: FloatFormat, signed: bool) {
     let size = if r.is_memory(2) {
         r.memory_length()
     } else {
@@ -136,11 +138,11 @@ fn from_halves(r: &mut Run<'_>) {
 }
 
 /// The function that executes an instruction, if it is of this kind.
-pub(super) fn work(m: M) -> Option<Work> {
+pub(super) fn work(m: M) -> Option<SoftHandler> {
     vectors(m).or_else(|| scalars(m))
 }
 
-fn vectors(m: M) -> Option<Work> {
+fn vectors(m: M) -> Option<SoftHandler> {
     Some(match m {
         M::Vcvtdq2pd => |r| packed(r, S32, DOUBLE, false),
         M::Vcvtdq2ps => |r| packed(r, S32, SINGLE, false),
@@ -174,7 +176,7 @@ fn vectors(m: M) -> Option<Work> {
     })
 }
 
-fn scalars(m: M) -> Option<Work> {
+fn scalars(m: M) -> Option<SoftHandler> {
     Some(match m {
         M::Vcvtsd2ss => |r| lowest(r, DOUBLE, SINGLE),
         M::Vcvtss2sd => |r| lowest(r, SINGLE, DOUBLE),

@@ -4,7 +4,7 @@
 //! SNaNs and QNaNs". All exceptions are masked: the caller raises unmasked ones from the flags. A
 //! result is tiny if it is so after rounding with an unbounded exponent.
 
-use super::format::Format;
+use super::format::FloatFormat;
 
 /// Invalid operation; the following constants are the other flags of MXCSR.
 pub(super) const IE: u32 = 1;
@@ -45,7 +45,7 @@ pub(super) struct Env {
 
 /// A nonzero number: `significand * 2^(exponent - 63)`, with bit 63 of the significand set.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Number {
+pub(super) struct FiniteNumber {
     pub(super) negative: bool,
     pub(super) exponent: i32,
     pub(super) significand: u64,
@@ -62,16 +62,16 @@ fn shift_right_jam(v: u128, by: u32) -> u128 {
 
 /// Drops low bits and rounds; returns the rounded value and whether it is inexact.
 pub(super) fn round_off(v: u128, drop: u32, negative: bool, mode: Rounding) -> (u128, bool) {
-    let kept = v >> drop;
+    let whole = v >> drop;
     let rest = v & ((1 << drop) - 1);
     let half = 1_u128 << (drop - 1);
     let up = match mode {
-        Rounding::NearestEven => rest > half || (rest == half && kept & 1 == 1),
+        Rounding::NearestEven => rest > half || (rest == half && whole & 1 == 1),
         Rounding::Down => negative && rest != 0,
         Rounding::Up => !negative && rest != 0,
         Rounding::TowardZero => false,
     };
-    (kept + u128::from(up), rest != 0)
+    (whole + u128::from(up), rest != 0)
 }
 
 /// Returns the low half.
@@ -81,7 +81,7 @@ pub(super) fn low64(v: u128) -> u64 {
 
 impl Env {
     /// Returns a number's operand: a denormal is made zero if DAZ is set.
-    pub(super) fn flush(&self, f: Format, v: u64) -> u64 {
+    pub(super) fn flush(&self, f: FloatFormat, v: u64) -> u64 {
         if self.denormals_are_zero && f.is_denormal(v) {
             v & f.sign()
         } else {
@@ -90,7 +90,7 @@ impl Env {
     }
 
     /// Splits a finite nonzero number.
-    pub(super) fn split(f: Format, v: u64) -> Number {
+    pub(super) fn split(f: FloatFormat, v: u64) -> FiniteNumber {
         let biased = (v & f.infinity()) >> f.fraction_bits;
         let fraction = v & f.fraction();
         let (exponent, significand) = if biased == 0 {
@@ -103,7 +103,7 @@ impl Env {
             let one = fraction | 1 << f.fraction_bits;
             (exponent, one << (63 - f.fraction_bits))
         };
-        Number {
+        FiniteNumber {
             negative: f.is_negative(v),
             exponent,
             significand,
@@ -115,7 +115,7 @@ impl Env {
     /// The significand's lowest bit stands for all bits below it.
     pub(super) fn pack(
         &mut self,
-        f: Format,
+        f: FloatFormat,
         negative: bool,
         exponent: i32,
         significand: u128,
@@ -168,7 +168,7 @@ impl Env {
     }
 
     /// Returns the result if an operand is a NaN: the first one, made quiet.
-    pub(super) fn nan(&mut self, f: Format, operands: &[u64]) -> Option<u64> {
+    pub(super) fn nan(&mut self, f: FloatFormat, operands: &[u64]) -> Option<u64> {
         let first = operands.iter().find(|v| f.is_nan(**v))?;
         if operands.iter().any(|v| f.is_signaling(*v)) {
             self.flags |= IE;
@@ -177,25 +177,25 @@ impl Env {
     }
 
     /// Flags an invalid operation; returns its result.
-    pub(super) fn invalid(&mut self, f: Format) -> u64 {
+    pub(super) fn invalid(&mut self, f: FloatFormat) -> u64 {
         self.flags |= IE;
         f.indefinite()
     }
 
     /// Flags a denormal operand.
-    pub(super) fn check_denormals(&mut self, f: Format, operands: &[u64]) {
+    pub(super) fn check_denormals(&mut self, f: FloatFormat, operands: &[u64]) {
         if operands.iter().any(|v| f.is_denormal(*v)) {
             self.flags |= DE;
         }
     }
 
     /// Returns the zero that is the sum of two numbers of opposite signs.
-    fn cancelled(&self, f: Format) -> u64 {
+    fn cancelled(&self, f: FloatFormat) -> u64 {
         f.with_sign(self.rounding == Rounding::Down, 0)
     }
 
     /// Adds two values `v * 2^(exponent - 125)` that are not zero.
-    fn sum(&mut self, f: Format, a: (bool, i32, u128), b: (bool, i32, u128)) -> u64 {
+    fn sum(&mut self, f: FloatFormat, a: (bool, i32, u128), b: (bool, i32, u128)) -> u64 {
         let exponent = a.1.max(b.1);
         let align = |v: (bool, i32, u128)| {
             shift_right_jam(v.2, (exponent - v.1).cast_unsigned()).cast_signed()
@@ -211,7 +211,7 @@ impl Env {
         self.pack(f, negative, exponent + 1, x.abs_diff(y))
     }
 
-    pub(super) fn add(&mut self, f: Format, a: u64, b: u64) -> u64 {
+    pub(super) fn add(&mut self, f: FloatFormat, a: u64, b: u64) -> u64 {
         let (a, b) = (self.flush(f, a), self.flush(f, b));
         if let Some(nan) = self.nan(f, &[a, b]) {
             return nan;
@@ -238,19 +238,19 @@ impl Env {
         }
     }
 
-    pub(super) fn sub(&mut self, f: Format, a: u64, b: u64) -> u64 {
+    pub(super) fn sub(&mut self, f: FloatFormat, a: u64, b: u64) -> u64 {
         let b = if f.is_nan(b) { b } else { b ^ f.sign() };
         self.add(f, a, b)
     }
 
     /// Rounds a finite number of the same format: a denormal may be flushed to zero.
-    fn repack(&mut self, f: Format, v: u64) -> u64 {
+    fn repack(&mut self, f: FloatFormat, v: u64) -> u64 {
         let n = Self::split(f, v);
         let wide = u128::from(n.significand) << 63;
         self.pack(f, n.negative, n.exponent, wide)
     }
 
-    pub(super) fn mul(&mut self, f: Format, a: u64, b: u64) -> u64 {
+    pub(super) fn mul(&mut self, f: FloatFormat, a: u64, b: u64) -> u64 {
         let (a, b) = (self.flush(f, a), self.flush(f, b));
         if let Some(nan) = self.nan(f, &[a, b]) {
             return nan;
@@ -273,7 +273,7 @@ impl Env {
         self.pack(f, sign != 0, x.exponent + y.exponent, product)
     }
 
-    pub(super) fn div(&mut self, f: Format, a: u64, b: u64) -> u64 {
+    pub(super) fn div(&mut self, f: FloatFormat, a: u64, b: u64) -> u64 {
         let (a, b) = (self.flush(f, a), self.flush(f, b));
         if let Some(nan) = self.nan(f, &[a, b]) {
             return nan;
@@ -305,7 +305,7 @@ impl Env {
         self.pack(f, sign != 0, x.exponent - y.exponent, quotient)
     }
 
-    pub(super) fn sqrt(&mut self, f: Format, a: u64) -> u64 {
+    pub(super) fn sqrt(&mut self, f: FloatFormat, a: u64) -> u64 {
         let a = self.flush(f, a);
         if let Some(nan) = self.nan(f, &[a]) {
             return nan;
@@ -329,7 +329,7 @@ impl Env {
     }
 
     /// Computes `a * b + c` with one rounding.
-    pub(super) fn fma(&mut self, f: Format, a: u64, b: u64, c: u64) -> u64 {
+    pub(super) fn fma(&mut self, f: FloatFormat, a: u64, b: u64, c: u64) -> u64 {
         let (a, b, c) = (self.flush(f, a), self.flush(f, b), self.flush(f, c));
         let infinite = f.is_infinite(a) || f.is_infinite(b);
         let zero = f.is_zero(a) || f.is_zero(b);
@@ -368,7 +368,7 @@ impl Env {
     }
 
     /// Multiplies two nonzero finite numbers whose denormals have been flagged.
-    fn mul_quietly(&mut self, f: Format, a: u64, b: u64) -> u64 {
+    fn mul_quietly(&mut self, f: FloatFormat, a: u64, b: u64) -> u64 {
         let (x, y) = (Self::split(f, a), Self::split(f, b));
         let product = u128::from(x.significand) * u128::from(y.significand);
         self.pack(

@@ -2,12 +2,12 @@
 
 use super::element::{get, put};
 use super::float::{Env, IE, Rounding};
-use super::format::Format;
-use super::run::{Run, Work};
+use super::format::FloatFormat;
+use super::run::{Run, SoftHandler};
 use iced_x86::Mnemonic as M;
 
 /// A function of two numbers.
-type Binary = fn(&mut Env, Format, u64, u64) -> u64;
+type Binary = fn(&mut Env, FloatFormat, u64, u64) -> u64;
 
 fn binary(r: &mut Run<'_>, f: Binary) {
     let (a, b) = (r.source(1), r.source(2));
@@ -23,7 +23,7 @@ fn root(r: &mut Run<'_>) {
 }
 
 /// Which of two numbers MINPS and MAXPS return: the second unless the first is really beyond it.
-fn select(env: &mut Env, f: Format, a: u64, b: u64, max: bool) -> u64 {
+fn select(env: &mut Env, f: FloatFormat, a: u64, b: u64, max: bool) -> u64 {
     let (a, b) = (env.flush(f, a), env.flush(f, b));
     if f.is_nan(a) || f.is_nan(b) {
         env.flags |= IE;
@@ -38,7 +38,7 @@ fn select(env: &mut Env, f: Format, a: u64, b: u64, max: bool) -> u64 {
     if first { a } else { b }
 }
 
-impl Format {
+impl FloatFormat {
     /// Compares two numbers that are not NaNs.
     pub(super) fn order(self, a: u64, b: u64) -> std::cmp::Ordering {
         let key = |v: u64| {
@@ -55,7 +55,7 @@ impl Format {
 
 /// The roles of the operands of a fused multiplication and addition.
 #[derive(Clone, Copy)]
-enum Order {
+enum OperandOrder {
     /// First operand times third, plus second.
     F132,
     /// Second operand times first, plus third.
@@ -75,21 +75,21 @@ enum Addend {
     SubtractOdd,
 }
 
-fn fused(r: &mut Run<'_>, order: Order, negated: bool, addend: Addend) {
+fn fused(r: &mut Run<'_>, order: OperandOrder, negated: bool, addend: Addend) {
     let (x, y, z) = (r.target(), r.source(1), r.source(2));
     let format = r.format();
     let size = format.size();
     let compute = |r: &mut Run<'_>, n: usize| {
         let [x, y, z] = [x, y, z].map(|v| get(&v, size, n));
         let (a, b, c) = match order {
-            Order::F132 => (x, z, y),
-            Order::F213 => (y, x, z),
-            Order::F231 => (y, z, x),
+            OperandOrder::F132 => (x, z, y),
+            OperandOrder::F213 => (y, x, z),
+            OperandOrder::F231 => (y, z, x),
         };
         let subtracts = match addend {
             Addend::Add => false,
             Addend::Subtract => true,
-            Addend::AddOdd => n % 2 == 0,
+            Addend::AddOdd => n.is_multiple_of(2),
             Addend::SubtractOdd => n % 2 == 1,
         };
         let negate = |v, on: bool| {
@@ -197,11 +197,11 @@ impl Env {
 }
 
 /// The function that executes an instruction, if it is of this kind.
-pub(super) fn work(m: M) -> Option<Work> {
+pub(super) fn work(m: M) -> Option<SoftHandler> {
     plain(m).or_else(|| fusions(m))
 }
 
-fn plain(m: M) -> Option<Work> {
+fn plain(m: M) -> Option<SoftHandler> {
     Some(match m {
         M::Vaddps | M::Vaddpd | M::Vaddss | M::Vaddsd => |r| binary(r, Env::add),
         M::Vsubps | M::Vsubpd | M::Vsubss | M::Vsubsd => |r| binary(r, Env::sub),
@@ -229,16 +229,16 @@ macro_rules! fused {
     ($m:expr; $($negated:literal $addend:ident: [$($a:ident)|+] [$($b:ident)|+] [$($c:ident)|+];)*) => {
         match $m {
             $(
-                $(M::$a)|+ => Some(|r| fused(r, Order::F132, $negated, Addend::$addend)),
-                $(M::$b)|+ => Some(|r| fused(r, Order::F213, $negated, Addend::$addend)),
-                $(M::$c)|+ => Some(|r| fused(r, Order::F231, $negated, Addend::$addend)),
+                $(M::$a)|+ => Some(|r| fused(r, OperandOrder::F132, $negated, Addend::$addend)),
+                $(M::$b)|+ => Some(|r| fused(r, OperandOrder::F213, $negated, Addend::$addend)),
+                $(M::$c)|+ => Some(|r| fused(r, OperandOrder::F231, $negated, Addend::$addend)),
             )*
             _ => None,
         }
     };
 }
 
-fn fusions(m: M) -> Option<Work> {
+fn fusions(m: M) -> Option<SoftHandler> {
     fused!(m;
         false Add:
             [Vfmadd132ps | Vfmadd132pd | Vfmadd132ss | Vfmadd132sd]

@@ -2,25 +2,25 @@
 
 /// A binary format of IEEE 754.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Format {
+pub(super) struct FloatFormat {
     pub(super) exponent_bits: u32,
     pub(super) fraction_bits: u32,
 }
 
-pub(super) const F16: Format = Format {
+pub(super) const F16: FloatFormat = FloatFormat {
     exponent_bits: 5,
     fraction_bits: 10,
 };
-pub(super) const F32: Format = Format {
+pub(super) const F32: FloatFormat = FloatFormat {
     exponent_bits: 8,
     fraction_bits: 23,
 };
-pub(super) const F64: Format = Format {
+pub(super) const F64: FloatFormat = FloatFormat {
     exponent_bits: 11,
     fraction_bits: 52,
 };
 
-impl Format {
+impl FloatFormat {
     /// Returns the size of a number in bytes.
     pub(super) const fn size(self) -> usize {
         (1 + self.exponent_bits + self.fraction_bits) as usize / 8

@@ -2,7 +2,7 @@
 //!
 //! Flags that the manual leaves undefined become 0.
 
-use super::run::{Run, Work};
+use super::run::{Run, SoftHandler};
 use hindsight_regs::rflags::Rflags;
 use iced_x86::Mnemonic as M;
 
@@ -51,8 +51,8 @@ fn extract(r: &mut Run<'_>) {
 fn clear_high(r: &mut Run<'_>) {
     let (v, index) = (r.scalar(1), r.scalar(2) & 0xff);
     let beyond = index >= r.width().into();
-    let kept = if beyond { v } else { v & ((1 << index) - 1) };
-    r.set_result(kept, beyond);
+    let low = if beyond { v } else { v & ((1 << index) - 1) };
+    r.set_result(low, beyond);
 }
 
 fn multiply(r: &mut Run<'_>) {
@@ -121,7 +121,7 @@ fn checksum(r: &mut Run<'_>) {
 }
 
 /// The function that executes an instruction, if it is of this kind.
-pub(super) fn work(m: M) -> Option<Work> {
+pub(super) fn work(m: M) -> Option<SoftHandler> {
     Some(match m {
         M::Andn => |r| {
             let v = !r.scalar(1) & r.scalar(2);

@@ -1,7 +1,7 @@
 //! Finds the function that executes an instruction.
 
 use super::legacy::{self, Equivalent};
-use super::run::{Shape, Work};
+use super::run::{InstructionShape, SoftHandler};
 use super::{
     aes, arithmetic, compare, convert, floating, general, integer, moves, opmask, permute, special,
     strings,
@@ -13,8 +13,8 @@ use iced_x86::{Instruction, Mnemonic as M};
 #[derive(Clone, Copy)]
 pub(crate) struct SoftInstruction {
     insn: Instruction,
-    work: Work,
-    shape: Shape,
+    work: SoftHandler,
+    shape: InstructionShape,
 }
 
 impl std::fmt::Debug for SoftInstruction {
@@ -23,7 +23,7 @@ impl std::fmt::Debug for SoftInstruction {
     }
 }
 
-fn work(m: M) -> Option<Work> {
+fn work(m: M) -> Option<SoftHandler> {
     arithmetic::work(m)
         .or_else(|| integer::work(m))
         .or_else(|| moves::work(m))
@@ -53,7 +53,7 @@ impl SoftInstruction {
         Some(Self {
             insn: *i,
             work: work(equivalent.mnemonic)?,
-            shape: Shape::of(i, equivalent),
+            shape: InstructionShape::of(i, equivalent),
         })
     }
 

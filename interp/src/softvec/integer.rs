@@ -1,7 +1,7 @@
 //! Shifts, rotations, comparisons, counts and changes of size of integers.
 
-use super::element::{Element, Vector, get, put};
-use super::run::{Run, Work};
+use super::element::{Element, VectorBytes, get, put};
+use super::run::{Run, SoftHandler};
 use iced_x86::{Mnemonic as M, OpKind};
 
 /// What a shift does.
@@ -168,7 +168,7 @@ fn conflicts(r: &mut Run<'_>, size: usize) {
 
 /// VPMOVB2M and its like: the sign bits.
 fn signs(r: &mut Run<'_>, size: usize) {
-    let a: Vector = r.source(1);
+    let a: VectorBytes = r.source(1);
     let bits = (0..r.length() / size).filter(|&n| signed(get(&a, size, n), size) < 0);
     let bits = bits.fold(0, |all, n| all | 1 << n);
     r.set_scalar(bits);
@@ -186,11 +186,11 @@ fn broadcast_mask(r: &mut Run<'_>, size: usize, mask: u64) {
 }
 
 /// The function that executes an instruction, if it is of this kind.
-pub(super) fn work(m: M) -> Option<Work> {
+pub(super) fn work(m: M) -> Option<SoftHandler> {
     shifts(m).or_else(|| sizes(m)).or_else(|| comparisons(m))
 }
 
-fn shifts(m: M) -> Option<Work> {
+fn shifts(m: M) -> Option<SoftHandler> {
     use Shift::{Arithmetic, Left, Right, RotateLeft, RotateRight};
     Some(match m {
         M::Vpsllw => |r| by_one(r, 2, Left),
@@ -223,7 +223,7 @@ fn shifts(m: M) -> Option<Work> {
     })
 }
 
-fn sizes(m: M) -> Option<Work> {
+fn sizes(m: M) -> Option<SoftHandler> {
     use Narrow::{Signed, Truncate, Unsigned};
     Some(match m {
         M::Vpmovsxbw => |r| extend(r, 1, 2, true),
@@ -277,7 +277,7 @@ fn sizes(m: M) -> Option<Work> {
     })
 }
 
-fn comparisons(m: M) -> Option<Work> {
+fn comparisons(m: M) -> Option<SoftHandler> {
     Some(match m {
         M::Vpcmpeqb => |r| compare(r, u8::eq),
         M::Vpcmpeqw => |r| compare(r, u16::eq),

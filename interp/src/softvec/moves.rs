@@ -1,7 +1,7 @@
 //! Moves, broadcasts, insertions and extractions.
 
-use super::element::{Element, Vector, get, put};
-use super::run::{Run, Work};
+use super::element::{Element, VectorBytes, get, put};
+use super::run::{Run, SoftHandler};
 use iced_x86::Mnemonic as M;
 
 /// Bytes of an XMM register.
@@ -138,7 +138,7 @@ fn duplicate(r: &mut Run<'_>, size: usize, odd: usize) {
 /// Elements of memory that are masked off read as zero and are not written.
 fn masked(r: &mut Run<'_>, size: usize) {
     let (mask, a) = (r.source(1), r.source(2));
-    let mut out: Vector = [0; 64];
+    let mut out: VectorBytes = [0; 64];
     for n in 0..r.length() / size {
         if mask[(n + 1) * size - 1] & 0x80 != 0 {
             put(&mut out, size, n, get(&a, size, n));
@@ -174,11 +174,11 @@ fn expand(r: &mut Run<'_>, size: usize) {
 }
 
 /// The function that executes an instruction, if it is of this kind.
-pub(super) fn work(m: M) -> Option<Work> {
+pub(super) fn work(m: M) -> Option<SoftHandler> {
     plain(m).or_else(|| parts(m))
 }
 
-fn plain(m: M) -> Option<Work> {
+fn plain(m: M) -> Option<SoftHandler> {
     Some(match m {
         M::Vmovdqu8 => |r| whole(r, 1),
         M::Vmovdqu16 => |r| whole(r, 2),
@@ -213,7 +213,7 @@ fn plain(m: M) -> Option<Work> {
     })
 }
 
-fn parts(m: M) -> Option<Work> {
+fn parts(m: M) -> Option<SoftHandler> {
     Some(match m {
         M::Vpbroadcastb => |r| broadcast(r, 1, 1),
         M::Vpbroadcastw => |r| broadcast(r, 2, 2),

@@ -1,6 +1,6 @@
 //! Instructions of the opmask registers.
 
-use super::run::{Run, Work};
+use super::run::{Run, SoftHandler};
 use iced_x86::Mnemonic as M;
 
 /// Returns the mask of the lowest `bits` bits.
@@ -54,11 +54,11 @@ fn test(r: &mut Run<'_>, bits: u32) {
 }
 
 /// The function that executes an instruction, if it is of this kind.
-pub(super) fn work(m: M) -> Option<Work> {
+pub(super) fn work(m: M) -> Option<SoftHandler> {
     logic(m).or_else(|| others(m))
 }
 
-fn logic(m: M) -> Option<Work> {
+fn logic(m: M) -> Option<SoftHandler> {
     Some(match m {
         M::Kandb => |r| binary(r, 8, |a, b| a & b),
         M::Kandw => |r| binary(r, 16, |a, b| a & b),
@@ -88,7 +88,7 @@ fn logic(m: M) -> Option<Work> {
     })
 }
 
-fn others(m: M) -> Option<Work> {
+fn others(m: M) -> Option<SoftHandler> {
     Some(match m {
         M::Knotb => |r| unary(r, 8, |a| !a),
         M::Knotw => |r| unary(r, 16, |a| !a),

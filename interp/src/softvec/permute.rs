@@ -1,7 +1,7 @@
 //! Shuffles, permutations, blends and byte shifts.
 
-use super::element::{Element, Vector, get};
-use super::run::{Run, Work};
+use super::element::{Element, VectorBytes, get};
+use super::run::{Run, SoftHandler};
 use iced_x86::{Mnemonic as M, OpKind};
 
 /// VUNPCKL and VUNPCKH: interleaves elements of both sources, in each 16-byte lane.
@@ -86,7 +86,7 @@ fn permute_doubles_in_lane(r: &mut Run<'_>) {
 }
 
 /// Returns the low bits of an index as an element's number, below `count`.
-fn index(v: &Vector, size: usize, n: usize, count: usize) -> usize {
+fn index(v: &VectorBytes, size: usize, n: usize, count: usize) -> usize {
     let low = usize::try_from(get(v, size, n) & 0x7f).unwrap_or(0);
     low & (count - 1)
 }
@@ -109,7 +109,7 @@ fn permute(r: &mut Run<'_>, size: usize) {
 }
 
 /// VPERMI2 and VPERMT2: indices into two tables.
-fn permute_two(r: &mut Run<'_>, size: usize, indices: &Vector, table: &Vector) {
+fn permute_two(r: &mut Run<'_>, size: usize, indices: &VectorBytes, table: &VectorBytes) {
     let second = r.source(2);
     let count = r.length() / size;
     r.each_bits(size, |_, n| {
@@ -231,7 +231,7 @@ fn blend_by_mask(r: &mut Run<'_>, size: usize) {
 }
 
 /// The function that executes an instruction, if it is of this kind.
-pub(super) fn work(m: M) -> Option<Work> {
+pub(super) fn work(m: M) -> Option<SoftHandler> {
     Some(match m {
         M::Vpunpcklbw => |r| unpack(r, 1, false),
         M::Vpunpcklwd => |r| unpack(r, 2, false),

@@ -1,8 +1,8 @@
 //! One run of an instruction: its operands, its mask and its result.
 
-use super::element::{Element, Vector, get, put};
+use super::element::{Element, VectorBytes, get, put};
 use super::float::{Env, Rounding};
-use super::format::{F32, F64, Format};
+use super::format::{F32, F64, FloatFormat};
 use super::legacy::Equivalent;
 use crate::thunk::vectors::Vectors;
 use hindsight_regs::rflags::Rflags;
@@ -14,17 +14,17 @@ const FLUSH_TO_ZERO: u32 = 1 << 15;
 const XMM: usize = 16;
 
 /// Computes an instruction's result.
-pub(super) type Work = fn(&mut Run<'_>);
+pub(super) type SoftHandler = fn(&mut Run<'_>);
 
 /// Facts of an instruction that every run needs.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Shape {
+pub(super) struct InstructionShape {
     /// Bytes of the vectors.
     length: usize,
     /// Size and kind of the memory operand, or of the register in its place.
     memory: MemorySize,
     /// The format that the mnemonic's suffix names.
-    format: Format,
+    format: FloatFormat,
     /// Whether the instruction computes only the lowest element.
     scalar: bool,
     /// Whether bits above the vectors keep their value.
@@ -41,7 +41,7 @@ fn is_high_byte(r: Register) -> bool {
     matches!(r, Register::AH | Register::CH | Register::DH | Register::BH)
 }
 
-impl Shape {
+impl InstructionShape {
     /// Returns the facts of an instruction.
     pub(super) fn of(i: &Instruction, equivalent: Equivalent) -> Self {
         let code = i.op_code();
@@ -77,12 +77,12 @@ pub(super) struct Run<'a> {
     pub(super) env: Env,
     pub(super) v: &'a mut Vectors,
     pub(super) i: &'a Instruction,
-    shape: Shape,
+    shape: InstructionShape,
 }
 
-impl Shape {
+impl InstructionShape {
     /// Runs an instruction of this shape with the registers and the MXCSR of `vectors`.
-    pub(super) fn run(self, i: &Instruction, work: Work, vectors: &mut Vectors) {
+    pub(super) fn run(self, i: &Instruction, work: SoftHandler, vectors: &mut Vectors) {
         let mxcsr = vectors.run_mxcsr;
         let mut run = Run {
             env: Env {
@@ -112,7 +112,7 @@ impl Run<'_> {
     }
 
     /// Returns the format of the floating-point elements.
-    pub(super) fn format(&self) -> Format {
+    pub(super) fn format(&self) -> FloatFormat {
         self.shape.format
     }
 
@@ -156,7 +156,7 @@ impl Run<'_> {
     }
 
     /// Returns operand `n`: a vector register, or memory with its broadcast.
-    pub(super) fn source(&self, n: u32) -> Vector {
+    pub(super) fn source(&self, n: u32) -> VectorBytes {
         if !self.is_memory(n) {
             return self.v.zmm[self.i.op_register(self.index(n)).number() & 31];
         }
@@ -172,7 +172,7 @@ impl Run<'_> {
     }
 
     /// Returns the old value of the destination.
-    pub(super) fn target(&self) -> Vector {
+    pub(super) fn target(&self) -> VectorBytes {
         self.source(0)
     }
 
@@ -223,7 +223,7 @@ impl Run<'_> {
     }
 
     /// Sets the destination vector; bits above `length` become zero.
-    pub(super) fn set_vector(&mut self, length: usize, mut v: Vector) {
+    pub(super) fn set_vector(&mut self, length: usize, mut v: VectorBytes) {
         if self.is_memory(0) {
             self.v.buffer = v;
             return;
@@ -238,13 +238,13 @@ impl Run<'_> {
     }
 
     /// Sets XMM0, an implied destination.
-    pub(super) fn set_first(&mut self, v: Vector) {
-        let kept = if self.shape.legacy { XMM } else { 64 };
-        self.v.zmm[0][..kept].copy_from_slice(&v[..kept]);
+    pub(super) fn set_first(&mut self, v: VectorBytes) {
+        let length = if self.shape.legacy { XMM } else { 64 };
+        self.v.zmm[0][..length].copy_from_slice(&v[..length]);
     }
 
     /// Sets the destination to `v` under the write mask, with elements of `size` bytes.
-    pub(super) fn set_masked(&mut self, size: usize, length: usize, mut v: Vector) {
+    pub(super) fn set_masked(&mut self, size: usize, length: usize, mut v: VectorBytes) {
         if self.i.has_op_mask() {
             let mask = self.mask();
             let old = if self.i.zeroing_masking() {

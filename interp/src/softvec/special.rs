@@ -7,19 +7,19 @@
 use super::element::get;
 use super::estimate;
 use super::float::{Env, IE, PE, Rounding, ZE};
-use super::format::Format;
-use super::run::{Run, Work};
+use super::format::FloatFormat;
+use super::run::{Run, SoftHandler};
 use iced_x86::Mnemonic as M;
 
 /// Sets elements to a function of the last source.
-fn unary(r: &mut Run<'_>, f: fn(&mut Env, Format, u64, u8) -> u64) {
+fn unary(r: &mut Run<'_>, f: fn(&mut Env, FloatFormat, u64, u8) -> u64) {
     let a = r.source(if r.is_scalar() { 2 } else { 1 });
     let imm = r.imm();
     let format = r.format();
     r.each_float(|r, n| f(&mut r.env, format, get(&a, format.size(), n), imm));
 }
 
-fn binary(r: &mut Run<'_>, f: fn(&mut Env, Format, u64, u64, u8) -> u64) {
+fn binary(r: &mut Run<'_>, f: fn(&mut Env, FloatFormat, u64, u64, u8) -> u64) {
     let (a, b) = (r.source(1), r.source(2));
     let imm = r.imm();
     let format = r.format();
@@ -28,7 +28,7 @@ fn binary(r: &mut Run<'_>, f: fn(&mut Env, Format, u64, u64, u8) -> u64) {
 }
 
 /// VGETEXP: the exponent as a floating-point number.
-fn exponent(env: &mut Env, f: Format, v: u64, _: u8) -> u64 {
+fn exponent(env: &mut Env, f: FloatFormat, v: u64, _: u8) -> u64 {
     let v = env.flush(f, v);
     if let Some(nan) = env.nan(f, &[v]) {
         return nan;
@@ -41,11 +41,11 @@ fn exponent(env: &mut Env, f: Format, v: u64, _: u8) -> u64 {
     }
     env.check_denormals(f, &[v]);
     let exponent = Env::split(f, v).exponent;
-    env.from_integer(f, exponent < 0, exponent.unsigned_abs().into())
+    env.integer_to_float(f, exponent < 0, exponent.unsigned_abs().into())
 }
 
 /// VGETMANT: the significand, in the interval and with the sign that the immediate selects.
-fn mantissa(env: &mut Env, f: Format, v: u64, imm: u8) -> u64 {
+fn mantissa(env: &mut Env, f: FloatFormat, v: u64, imm: u8) -> u64 {
     let v = env.flush(f, v);
     if let Some(nan) = env.nan(f, &[v]) {
         return nan;
@@ -74,7 +74,7 @@ fn mantissa(env: &mut Env, f: Format, v: u64, imm: u8) -> u64 {
 }
 
 /// VSCALEF: the first number times two to the power of the second's integer part.
-fn scale(env: &mut Env, f: Format, a: u64, b: u64, _: u8) -> u64 {
+fn scale(env: &mut Env, f: FloatFormat, a: u64, b: u64, _: u8) -> u64 {
     let (a, b) = (env.flush(f, a), env.flush(f, b));
     let up = f.is_infinite(b) && !f.is_negative(b);
     let down = f.is_infinite(b) && f.is_negative(b);
@@ -100,7 +100,7 @@ fn scale(env: &mut Env, f: Format, a: u64, b: u64, _: u8) -> u64 {
         0
     } else {
         let mut quiet = *env;
-        let floor = quiet.to_integer(f, b, 32, true, Rounding::Down);
+        let floor = quiet.float_to_integer(f, b, 32, true, Rounding::Down);
         match i32::try_from(floor.cast_signed() << 32 >> 32) {
             // The indefinite integer stands for all that do not fit.
             Ok(i32::MIN) | Err(_) if f.is_negative(b) => -0x10000,
@@ -114,7 +114,7 @@ fn scale(env: &mut Env, f: Format, a: u64, b: u64, _: u8) -> u64 {
 }
 
 /// VRANGE: the smaller or larger number, by value or magnitude, with a chosen sign.
-fn range(env: &mut Env, f: Format, a: u64, b: u64, imm: u8) -> u64 {
+fn range(env: &mut Env, f: FloatFormat, a: u64, b: u64, imm: u8) -> u64 {
     if f.is_signaling(a) || f.is_signaling(b) {
         env.flags |= IE;
         let signaling = if f.is_signaling(a) { a } else { b };
@@ -150,7 +150,7 @@ fn range(env: &mut Env, f: Format, a: u64, b: u64, imm: u8) -> u64 {
 ///
 /// An inexact rounding is flagged, as the manual's operation has it. AMD family 1AH flags only an
 /// inexact subtraction.
-fn reduce(env: &mut Env, f: Format, v: u64, imm: u8) -> u64 {
+fn reduce(env: &mut Env, f: FloatFormat, v: u64, imm: u8) -> u64 {
     let v = env.flush(f, v);
     if let Some(nan) = env.nan(f, &[v]) {
         return nan;
@@ -173,7 +173,7 @@ fn reduce(env: &mut Env, f: Format, v: u64, imm: u8) -> u64 {
 }
 
 /// Returns the constant of a response of VFIXUPIMM, or one that depends on the source.
-fn response(env: &mut Env, f: Format, number: u64, target: u64, v: u64) -> u64 {
+fn response(env: &mut Env, f: FloatFormat, number: u64, target: u64, v: u64) -> u64 {
     let half = f.one() - (1 << f.fraction_bits);
     let wide = |bits: u64| {
         let mut nearest = Env {
@@ -240,7 +240,7 @@ fn repair(r: &mut Run<'_>) {
 }
 
 /// VRCP14.
-fn reciprocal(env: &mut Env, f: Format, v: u64, _: u8) -> u64 {
+fn reciprocal(env: &mut Env, f: FloatFormat, v: u64, _: u8) -> u64 {
     let v = env.flush(f, v);
     let sign = v & f.sign();
     if f.is_nan(v) {
@@ -266,7 +266,7 @@ fn reciprocal(env: &mut Env, f: Format, v: u64, _: u8) -> u64 {
 }
 
 /// VRSQRT14.
-fn reciprocal_root(env: &mut Env, f: Format, v: u64, _: u8) -> u64 {
+fn reciprocal_root(env: &mut Env, f: FloatFormat, v: u64, _: u8) -> u64 {
     let v = env.flush(f, v);
     let sign = v & f.sign();
     if f.is_nan(v) {
@@ -293,7 +293,7 @@ fn reciprocal_root(env: &mut Env, f: Format, v: u64, _: u8) -> u64 {
 }
 
 /// Packs `v * 2^exponent` without flags, in the nearest rounding.
-fn estimated(env: &Env, f: Format, negative: bool, exponent: i32, v: u128) -> u64 {
+fn estimated(env: &Env, f: FloatFormat, negative: bool, exponent: i32, v: u128) -> u64 {
     let mut nearest = Env {
         rounding: Rounding::NearestEven,
         ..*env
@@ -310,7 +310,7 @@ fn legacy_estimate(r: &mut Run<'_>, f: fn(u32) -> u32) {
 }
 
 /// The function that executes an instruction, if it is of this kind.
-pub(super) fn work(m: M) -> Option<Work> {
+pub(super) fn work(m: M) -> Option<SoftHandler> {
     Some(match m {
         M::Vgetexpps | M::Vgetexppd | M::Vgetexpss | M::Vgetexpsd => |r| unary(r, exponent),
         M::Vgetmantps | M::Vgetmantpd | M::Vgetmantss | M::Vgetmantsd => |r| unary(r, mantissa),

@@ -2,8 +2,8 @@
 //!
 //! SDM Vol. 1, "Comparison and Manipulation of Strings with SSE4.2".
 
-use super::element::{Vector, get, put};
-use super::run::{Run, Work};
+use super::element::{VectorBytes, get, put};
+use super::run::{Run, SoftHandler};
 use hindsight_regs::rflags::Rflags;
 use iced_x86::Mnemonic as M;
 
@@ -18,7 +18,7 @@ impl Control {
     fn count(self) -> usize {
         16 / self.size()
     }
-    fn element(self, v: &Vector, n: usize) -> i64 {
+    fn element(self, v: &VectorBytes, n: usize) -> i64 {
         let bits = get(v, self.size(), n).cast_signed();
         let unused = 64 - 8 * self.size();
         if self.0 & 2 == 0 {
@@ -28,7 +28,7 @@ impl Control {
         }
     }
     /// Returns the length of a string that ends before its first zero.
-    fn implicit_length(self, v: &Vector) -> usize {
+    fn implicit_length(self, v: &VectorBytes) -> usize {
         let zero = (0..self.count()).find(|&n| self.element(v, n) == 0);
         zero.unwrap_or(self.count())
     }
@@ -37,8 +37,8 @@ impl Control {
 /// The two strings: elements, and how many of them are valid.
 struct Strings {
     control: Control,
-    a: (Vector, usize),
-    b: (Vector, usize),
+    a: (VectorBytes, usize),
+    b: (VectorBytes, usize),
 }
 
 impl Strings {
@@ -126,7 +126,7 @@ fn run(r: &mut Run<'_>, explicit: Option<bool>, to_mask: bool) {
 }
 
 /// The function that executes an instruction, if it is of this kind.
-pub(super) fn work(m: M) -> Option<Work> {
+pub(super) fn work(m: M) -> Option<SoftHandler> {
     Some(match m {
         M::Vpcmpestri => |r| run(r, Some(false), false),
         M::Vpcmpestri64 => |r| run(r, Some(true), false),
