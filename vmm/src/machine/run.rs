@@ -24,7 +24,8 @@ use crate::vcpu::interp::InterpVcpu;
 use crate::vcpu::kernel_function::KernelFunction;
 use crate::vcpu::process_tracker::ProcessTracker;
 use crate::vcpu::recorder::Recorder;
-use crate::vcpu::run_control::{HaltText, Outcome};
+use crate::vcpu::reset;
+use crate::vcpu::run_control::{HaltText, Outcome, RunEvent};
 use crate::vcpu::run_counter::{CountOptions, RunCounter, RunCounts};
 
 /// A machine that is ready to run.
@@ -219,7 +220,7 @@ impl Machine {
         if started.is_ok() && !starts_paused {
             board.resume();
         }
-        let outcome = started.map(|()| board.run.end.wait(limit));
+        let outcome = started.map(|()| wait(&board, limit));
         if matches!(outcome, Ok(None)) {
             board.run.request_final_states();
         }
@@ -231,6 +232,21 @@ impl Machine {
         let outcome = outcome?.unwrap_or(Outcome::Timeout(states));
         tracing::info!("machine stopped: {}", reason(&outcome));
         Ok(outcome)
+    }
+}
+
+/// Waits for the end of the run, and resets the machine whenever the guest requests that.
+fn wait(board: &Board, limit: Option<Instant>) -> Option<Outcome> {
+    loop {
+        match board.run.end.wait_or_reset(limit) {
+            RunEvent::End(outcome) => return Some(outcome),
+            RunEvent::Limit => return None,
+            RunEvent::Reset => {
+                if let Err(error) = reset::machine(board) {
+                    return Some(error.into());
+                }
+            }
+        }
     }
 }
 

@@ -31,6 +31,8 @@ pub struct Buses {
     pub mute: Mute,
     /// Receives branch trace messages, if `--btm` was given.
     pub btm: Option<BtmSink>,
+    /// Number of processors.
+    cpus: usize,
 }
 
 impl fmt::Debug for Buses {
@@ -57,6 +59,7 @@ impl Buses {
             devices,
             mute,
             btm,
+            cpus: wiring.cpus.into(),
         })
     }
 
@@ -78,6 +81,23 @@ impl Buses {
         self.devices.restore(devices)?;
         // After the devices: restoring them moves interrupt lines, which this overwrites.
         self.irq.restore(interrupts)?;
+        Ok(())
+    }
+
+    /// Applies a reset of the machine to all devices, and then to the interrupt controllers.
+    ///
+    /// The real-time clock keeps its time, and disks keep what was written to them.
+    ///
+    /// # Errors
+    ///
+    /// When a device refuses its own first state: a bug of the monitor.
+    pub fn reset(&self) -> Result<(), RestoreError> {
+        self.devices.reset().map_err(RestoreError::from)?;
+        self.irq.reset();
+        self.irq.set_virtual_wire();
+        for id in 1..self.cpus {
+            self.irq.set_wait_for_sipi(id, true);
+        }
         Ok(())
     }
 

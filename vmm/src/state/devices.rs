@@ -1,6 +1,7 @@
 //! The state of the devices on the buses.
 
 use hindsight_devices::acpi_pm::AcpiPmState;
+use hindsight_devices::flash::{FlashError, FlashState};
 use hindsight_devices::fp_error::FpErrorState;
 use hindsight_devices::fw_cfg::FwCfgState;
 use hindsight_devices::i8042::I8042State;
@@ -41,6 +42,9 @@ pub struct DevicesState {
     pub fw_cfg: FwCfgState,
     /// The test memory.
     pub test_memory: Vec<u8>,
+    /// The flash chip with the firmware's variables; `None` if there is none.
+    #[serde(default)]
+    pub flash: Option<FlashState>,
 }
 
 /// Why a device's state cannot be restored.
@@ -52,6 +56,9 @@ pub enum DevicesError {
     /// The test memory's state is invalid.
     #[error(transparent)]
     TestMemory(#[from] TestMemoryError),
+    /// The flash chip's state is invalid, or the machine has none.
+    #[error(transparent)]
+    Flash(#[from] FlashError),
     /// The state of a PCI device is invalid, or the machine has others.
     #[error(transparent)]
     Virtio(#[from] VirtioStateError),

@@ -24,6 +24,7 @@ pub mod model;
 pub mod pmu_totals;
 pub mod process_tracker;
 pub mod recorder;
+pub mod reset;
 pub mod run_control;
 pub mod run_counter;
 pub mod stats;

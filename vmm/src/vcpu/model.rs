@@ -8,6 +8,7 @@ use hindsight_cpu::msr::{
 };
 use hindsight_cpu::pmu::pebs::PebsOutcome;
 use hindsight_cpu::pmu::{EngineCounting, PmuNeeds, Ring};
+use hindsight_cpu::state::CpuState;
 use hindsight_cpu::transaction::TransactionEvent;
 use hindsight_cpu::uarch::{AccessEvents, CacheModel, CoreUarch, InstructionAccesses};
 use hindsight_regs::apic::ApicBase;
@@ -60,8 +61,19 @@ pub struct VcpuModel {
     pub(super) pmu_totals: PmuTotals,
     /// The branch predictor, and the caches of the core.
     pub(crate) unit: CoreUarch,
+    /// The state after a reset of the machine; `None` if a reset ends the run.
+    pub at_reset: Option<Box<ResetState>>,
     /// The address of the local APIC page; `None` unless the APIC is in xAPIC mode.
     apic_page: Option<u64>,
+}
+
+/// The state of a vCPU after a reset of the machine.
+#[derive(Clone, Debug)]
+pub struct ResetState {
+    /// The registers.
+    pub cpu: CpuState,
+    /// The MSRs.
+    pub msrs: MsrsState,
 }
 
 impl VcpuModel {
@@ -84,6 +96,7 @@ impl VcpuModel {
             exits: ExitCounts::default(),
             pmu_totals: PmuTotals::default(),
             unit: CoreUarch::default(),
+            at_reset: None,
             apic_page,
         }
     }

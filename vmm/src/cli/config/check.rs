@@ -81,6 +81,10 @@ impl RunConfig {
                 records && replays,
                 Excludes("--record-input", "--replay-input"),
             ),
+            (
+                boot.firmware_vars.is_some() && boot.firmware.is_none(),
+                Needs("--firmware-vars", "--firmware"),
+            ),
             (no_gdb && debugging.gdb_wait, Needs("--gdb-wait", "--gdb")),
             (
                 no_gdb && debugging.gdb_allow_remote,

@@ -73,6 +73,10 @@ pub struct BootOptions {
     /// instead of an IMAGE
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub firmware: Option<FilePath>,
+    /// Variables of --firmware: FILE is a copy of those of the firmware (such as OVMF_VARS_4M.fd), which the
+    /// guest changes, but not in a deterministic run
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub firmware_vars: Option<FilePath>,
     /// Boot protocol; auto detects it from the image
     #[arg(long, value_enum)]
     pub protocol: ProtocolArg,
@@ -260,6 +264,10 @@ pub struct RunOptions {
     /// End the run with exit status 0 when the guest halts with interrupts off and nothing can wake it
     #[arg(long)]
     pub exit_on_halt: bool,
+    /// End the run with exit status 8 when the guest resets a machine with --firmware, instead of starting
+    /// the firmware again
+    #[arg(long)]
+    pub no_reboot: bool,
     /// Most bytes that consoles, traces, logs and branch messages may write together; more end the run
     /// with exit status 2
     #[arg(long, value_name = "SIZE")]

@@ -38,7 +38,7 @@ Exit status:
   2      nothing ran: bad options, a bad image, or something that the host lacks
   4      the guest crashed
   6      the monitor failed
-  8      the guest requested a reset
+  8      the guest requested a reset (with --firmware only under --no-reboot)
   124    --timeout passed
   2N+1   the guest wrote N to the debug exit port 0xf4
 
