@@ -112,15 +112,16 @@ fn start_exec(folder: &std::path::Path, engine: &str, sandbox: &str) -> Option<C
     let mut kernel = multiboot(0);
     // JMP to itself, at the entry.
     kernel[32..34].copy_from_slice(&[0xeb, 0xfe]);
-    fs::write(folder.join("kernel"), kernel).unwrap();
-    fs::create_dir(folder.join("modules")).unwrap();
+    fs::write(folder.join("kernel"), kernel).expect("it can be written");
+    fs::create_dir(folder.join("modules")).expect("it can be made");
     let options = ["exec", "--engine", engine, "--sandbox", sandbox];
     let kernel = ["--kernel", "kernel", "--modules", "modules", "--", "true"];
     let mut child = command(folder, &[&options[..], &kernel].concat());
     let mut child = child.stdin(Stdio::piped()).spawn().expect("it starts");
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_secs(30) {
-        if child.try_wait().expect("the child is ours").is_some() {
+        let status = child.try_wait().expect("the child is ours");
+        if status.is_some() {
             let stderr = text(&child.wait_with_output().expect("it ended"));
             assert!(stderr.contains("without payloads"), "{stderr}");
             eprintln!("skipped: this program was built without the init of exec");
@@ -134,6 +135,7 @@ fn start_exec(folder: &std::path::Path, engine: &str, sandbox: &str) -> Option<C
         thread::sleep(Duration::from_millis(20));
     }
     let _ = child.kill();
+    let _ = child.wait();
     panic!("the main thread of exec has no filter");
 }
 
