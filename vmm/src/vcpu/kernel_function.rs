@@ -66,7 +66,7 @@ impl KernelFunction {
         if state.search != FunctionSearch::Pending || !is_new {
             return state.search;
         }
-        let Some(searched) = SearchedMemory::around(&self.memory, cpu, entry) else {
+        let Some(searched) = SearchedMemory::near_entry(&self.memory, cpu, entry) else {
             return state.search;
         };
         state.entry = entry;

@@ -25,7 +25,11 @@ pub(super) struct SearchedMemory<'a> {
 impl<'a> SearchedMemory<'a> {
     /// The RAM in which the tables of the kernel are that has the entry of system calls at `entry`.
     /// `None` if that is not mapped.
-    pub(super) fn around(memory: &'a MachineMemory, state: &CpuState, entry: u64) -> Option<Self> {
+    pub(super) fn near_entry(
+        memory: &'a MachineMemory,
+        state: &CpuState,
+        entry: u64,
+    ) -> Option<Self> {
         let at = LinearMemory { memory, state }.translate(entry)?;
         let start = at.saturating_sub(BEFORE_ENTRY) & !0xfff;
         Some(Self {

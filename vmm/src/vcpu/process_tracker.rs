@@ -181,7 +181,7 @@ impl ProcessTracker {
     }
 
     fn find(&self, state: &CpuState, entry: u64) -> Option<TrackedKernel> {
-        let searched = SearchedMemory::around(&self.memory, state, entry)?;
+        let searched = SearchedMemory::near_entry(&self.memory, state, entry)?;
         let linear = LinearMemory {
             memory: &searched,
             state,
