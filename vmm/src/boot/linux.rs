@@ -75,7 +75,7 @@ const VIDEO_NORMAL: u16 = 0xffff;
 const PAGE: u64 = 0x1000;
 
 /// Whether `image` has the boot flag and the setup header's magic.
-pub(super) fn has_header(image: &[u8]) -> bool {
+pub fn has_header(image: &[u8]) -> bool {
     u16_at(image, offset::BOOT_FLAG) == Some(0xaa55)
         && image
             .get(offset::MAGIC..)
