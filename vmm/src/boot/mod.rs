@@ -40,6 +40,7 @@ mod tests;
 pub use error::{BootError, MemoryHint};
 pub use firmware::check as check_firmware;
 pub use firmware_vars::{FirmwareVarsError, open_firmware_vars};
+pub use linux::has_header as is_linux;
 pub use load::{LoadedImage, detect, load};
 pub use placement::PlacedPart;
 pub use request::{BootModule, EntryMode, LoadRequest, Protocol};

@@ -21,6 +21,7 @@ use crate::vcpu::board::Board;
 use crate::vcpu::branch_history::RecordOptions;
 use crate::vcpu::crash::FinalState;
 use crate::vcpu::interp::InterpVcpu;
+use crate::vcpu::kernel_function::KernelFunction;
 use crate::vcpu::process_tracker::ProcessTracker;
 use crate::vcpu::recorder::Recorder;
 use crate::vcpu::reset;
@@ -120,11 +121,14 @@ impl Machine {
         recorder
     }
 
-    /// Records the branches of every vCPU, for a debugger that connects later.
-    pub fn record_branches(&mut self, options: RecordOptions) {
+    /// Records the branches of every vCPU, for a debugger that connects later, up to the `function` of
+    /// a Linux guest's kernel, if that is given.
+    pub fn record_branches(&mut self, options: RecordOptions, function: Option<String>) {
+        let stop = function.map(|name| Arc::new(KernelFunction::new(name, &self.board.ram.map)));
         let first = (self.loaded.state.rip, self.first_base());
         for (id, vcpu) in self.vcpus.iter_mut().enumerate() {
-            vcpu.record_branches(options, if id == 0 { first } else { (0, 0) });
+            let start = if id == 0 { first } else { (0, 0) };
+            vcpu.record_branches(options, stop.clone(), start);
         }
     }
 

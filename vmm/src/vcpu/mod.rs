@@ -16,6 +16,8 @@ pub mod engine;
 pub mod halt_watch;
 mod hex_bytes;
 pub mod interp;
+pub mod kernel_function;
+mod kernel_search;
 pub mod kvm;
 pub mod loop_guard;
 pub mod model;

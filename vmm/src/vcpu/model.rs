@@ -20,6 +20,7 @@ use crate::vcpu::board::Board;
 use crate::vcpu::branch_history::BranchHistory;
 use crate::vcpu::debug::stop::DebugRequests;
 use crate::vcpu::hex_bytes::HexBytes;
+use crate::vcpu::kernel_function::KernelFunction;
 use crate::vcpu::pmu_totals::PmuTotals;
 use crate::vcpu::process_tracker::ProcessTracker;
 use crate::vcpu::recorder::{RecordedKind, Recorder};
@@ -40,6 +41,8 @@ pub struct VcpuModel {
     pub recorder: Option<Arc<Recorder>>,
     /// The last branches, for a debugger.
     pub history: Option<Box<BranchHistory>>,
+    /// The function of the guest's kernel that ends the recording, until it is found.
+    pub record_stop: Option<Arc<KernelFunction>>,
     /// Branches are recorded from the start of the run, with or without a debugger.
     pub recorded_from_start: bool,
     /// Traces the events of this vCPU, for `hindsight trace`.
@@ -83,6 +86,7 @@ impl VcpuModel {
             board,
             recorder: None,
             history: None,
+            record_stop: None,
             recorded_from_start: false,
             tracer: None,
             processes: None,
