@@ -1,6 +1,5 @@
 //! Options that exclude or need each other, whether they come from the file or the command line.
 
-use hindsight_cpu::cpuid::CpuModel;
 use thiserror::Error;
 
 use super::choices::{EngineArg, ProtocolArg};

@@ -1,7 +1,6 @@
 //! The platform of a vCPU in the interpreter: devices, MSRs, interrupts, time and observers.
 
 use hindsight_cpu::branch::{Branch, BranchClass, Observe};
-use hindsight_cpu::cpuid::CpuModel;
 use hindsight_cpu::msr::{ArmedScope, RdmsrOutcome, WrmsrOutcome};
 use hindsight_cpu::pmu::pebs::PebsOutcome;
 use hindsight_cpu::pmu::{EngineCounting, EventQuota, Ring};
