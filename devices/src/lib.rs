@@ -17,6 +17,7 @@
 //! | [`flash`] | NOR flash with the variables of firmware |
 //! | [`fw_cfg`], [`debugcon`], [`debug_exit`] | QEMU's configuration, console and exit ports |
 //! | [`smbios`] | SMBIOS tables, for firmware |
+//! | [`vga`] | registers of a VGA in text mode |
 //! | [`test_device`] | latches, interrupt lines and memory for test payloads |
 //!
 //! # Locks
@@ -81,6 +82,7 @@ pub mod rtc;
 pub mod serial;
 pub mod smbios;
 pub mod test_device;
+pub mod vga;
 pub mod virtio;
 
 pub use bus::{BusError, Device, MmioBus, PortBus, SharedDevice};

@@ -80,6 +80,7 @@ pub struct PreparedMachine {
     uarch: bool,
     reboots: bool,
     flash: Option<Flash>,
+    screen: bool,
     devices: Vec<Box<dyn VirtioDevice>>,
 }
 
@@ -154,6 +155,7 @@ impl PreparedMachine {
             uarch: true,
             reboots: firmware,
             flash: None,
+            screen: request.text_screen,
             devices,
         })
     }
@@ -260,6 +262,7 @@ impl PreparedMachine {
             supported: &limit_address_bits(firmware_address_bits(&self.layout), supported),
             deterministic,
             reboots: self.reboots,
+            screen: self.screen,
         }
         .build(
             self.memory,
@@ -373,6 +376,8 @@ struct BoardBuilder<'a> {
     deterministic: bool,
     /// Whether a reset by the guest starts the firmware again.
     reboots: bool,
+    /// Whether there is a screen.
+    screen: bool,
 }
 
 impl BoardBuilder<'_> {
@@ -422,6 +427,7 @@ impl BoardBuilder<'_> {
                 cpus: u16::try_from(cpus).unwrap_or(u16::MAX),
                 pci,
                 flash,
+                screen: self.screen,
             },
             sinks,
         )?;

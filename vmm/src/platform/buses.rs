@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use hindsight_devices::irq::{Interrupts, InterruptsState};
+use hindsight_devices::vga::TextMode;
 use hindsight_devices::{BusError, MmioBus, PortBus};
 
 use super::btm::BtmSink;
@@ -99,6 +100,12 @@ impl Buses {
             self.irq.set_wait_for_sipi(id, true);
         }
         Ok(())
+    }
+
+    /// The text mode of the screen: `None` without a screen, `Some(None)` in a graphics mode.
+    pub fn text_mode(&self) -> Option<Option<TextMode>> {
+        let vga = self.devices.vga.as_ref()?;
+        Some(lock(vga).text_mode())
     }
 
     /// Drives FERR# of vCPU `cpu`. Returns whether IGNNE# is asserted.

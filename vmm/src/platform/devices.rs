@@ -25,6 +25,7 @@ use hindsight_devices::test_device::{
     BYTE_LATCH_PORT, ByteLatches, LATCH_PORT, LATCH_PORTS, LINE_PORT, LINES, Latch, LinePorts,
     TEST_MEMORY_BASE, TEST_MEMORY_LEN, TestMemory,
 };
+use hindsight_devices::vga::{VGA_PORT, VGA_PORTS, Vga, VgaError};
 use hindsight_devices::virtio::VirtioStateError;
 use hindsight_devices::{
     BusError, Device, IrqLine, MmioBus, NanoClock, PortBus, Requests, SharedDevice,
@@ -121,6 +122,8 @@ pub struct Wiring<'a> {
     pub cpus: u16,
     /// The devices on the PCI bus.
     pub pci: PciDevices,
+    /// Whether there is a screen.
+    pub screen: bool,
     /// The chip with the firmware's variables, if there is one. It ends where the firmware starts.
     pub flash: Option<Flash>,
 }
@@ -182,6 +185,8 @@ pub struct Devices {
     byte_latches: Arc<Mutex<ByteLatches>>,
     fw_cfg: Arc<Mutex<FwCfg>>,
     test_memory: Arc<Mutex<TestMemory>>,
+    /// The screen's registers, if there is a screen.
+    pub(super) vga: Option<Arc<Mutex<Vga>>>,
     /// The chip with the firmware's variables, if there is one.
     flash: Option<Arc<Mutex<Flash>>>,
     /// The state after the machine was built.
@@ -215,6 +220,7 @@ impl Devices {
             byte_latches: locked(ByteLatches::new(DebugCon::new(sinks.debugcon))),
             fw_cfg: locked(firmware_config(wiring)),
             test_memory: locked(TestMemory::default()),
+            vga: wiring.screen.then(|| locked(Vga::default())),
             flash: flash.map(locked),
             first: Arc::default(),
         }
@@ -255,6 +261,7 @@ impl Devices {
             byte_latches: lock(&self.byte_latches).save(),
             fw_cfg: lock(&self.fw_cfg).save(),
             test_memory: lock(&self.test_memory).save(),
+            vga: self.vga.as_ref().map(|vga| lock(vga).save()),
             flash: self.flash.as_ref().map(|flash| lock(flash).save()),
         }
     }
@@ -277,6 +284,11 @@ impl Devices {
 
     /// Restores the devices that are not on the PCI bus.
     fn restore_chips(&self, state: &DevicesState) -> Result<(), DevicesError> {
+        match (&self.vga, &state.vga) {
+            (Some(vga), Some(state)) => lock(vga).restore(state)?,
+            (None, None) => {}
+            _ => return Err(VgaError.into()),
+        }
         lock(&self.test_memory).restore(&state.test_memory)?;
         lock(&self.serial).restore(&state.serial)?;
         *lock(&self.post_code) = state.post_code;
@@ -320,6 +332,9 @@ pub(super) fn build(
     let irq = wiring.irq.clone();
     let lines = LinePorts::new(move |line, level| irq.set_irq(u32::from(line), level));
     ports.map(LINE_PORT, LINES, shared(lines))?;
+    if let Some(vga) = &devices.vga {
+        ports.map(VGA_PORT, VGA_PORTS, vga.clone())?;
+    }
     ports.map(FW_CFG_PORT, FW_CFG_PORTS, devices.fw_cfg.clone())?;
     ports.map(BIOS_CALL_PORT, 1, shared(BiosCalls::default()))?;
     let firmware = wiring.layout.firmware().is_some();

@@ -9,6 +9,7 @@ use hindsight_devices::legacy::PostCode;
 use hindsight_devices::pci::{PciRootState, PciState};
 use hindsight_devices::serial::{SerialError, SerialState};
 use hindsight_devices::test_device::{Latch, TestMemoryError};
+use hindsight_devices::vga::{VgaError, VgaState};
 use hindsight_devices::virtio::VirtioStateError;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -42,6 +43,9 @@ pub struct DevicesState {
     pub fw_cfg: FwCfgState,
     /// The test memory.
     pub test_memory: Vec<u8>,
+    /// The screen's registers; `None` without a screen.
+    #[serde(default)]
+    pub vga: Option<VgaState>,
     /// The flash chip with the firmware's variables; `None` if there is none.
     #[serde(default)]
     pub flash: Option<FlashState>,
@@ -56,6 +60,9 @@ pub enum DevicesError {
     /// The test memory's state is invalid.
     #[error(transparent)]
     TestMemory(#[from] TestMemoryError),
+    /// The screen's registers are invalid, or the machine has no screen.
+    #[error(transparent)]
+    Vga(#[from] VgaError),
     /// The flash chip's state is invalid, or the machine has none.
     #[error(transparent)]
     Flash(#[from] FlashError),

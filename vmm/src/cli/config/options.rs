@@ -19,7 +19,9 @@ use serde::{Deserialize, Serialize};
 use super::choices::{EngineArg, ModeArg, ModelsArg, PreferArg, ProtocolArg, SandboxArg};
 use super::option_word::OptionWord;
 use super::paths::FilePath;
-use super::values::{BranchRecord, BtmTarget, GuestAddress, ModuleArg, Number, Size};
+use super::values::{
+    BranchRecord, BtmTarget, DisplayTarget, GuestAddress, ModuleArg, Number, Size,
+};
 use crate::cli::logging::{LogFilter, LogSettings, TraceSpec, trace_help};
 use crate::console::Backend;
 use crate::deterministic::CheckpointLimits;
@@ -194,6 +196,10 @@ pub struct ConsoleOptions {
     /// Debug console, port 0xe9 (output only): stdio, none, file:PATH or unix:PATH
     #[arg(long, value_name = "CONSOLE")]
     pub debugcon: OptionWord<Backend>,
+    /// Screen in text mode: none, text on standard output (while the guest runs, if that is a terminal and
+    /// no console is there), or a picture at the end of the run
+    #[arg(long, value_name = "none|text|FILE.png", value_hint = ValueHint::FilePath)]
+    pub display: OptionWord<DisplayTarget>,
     /// File for branch trace messages, one line each; - is standard output
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub btm: Option<OptionWord<BtmTarget>>,
@@ -204,6 +210,7 @@ impl Default for ConsoleOptions {
         Self {
             serial: OptionWord(Backend::Stdio),
             debugcon: OptionWord(Backend::None),
+            display: OptionWord(DisplayTarget::None),
             btm: None,
         }
     }

@@ -178,6 +178,8 @@ const FULL: [&[&str]; 2] = [
         "unix:../d",
         "--btm",
         "b",
+        "--display",
+        "d.png",
         "--gdb",
         "unix:g",
         "--gdb-wait",
@@ -188,8 +190,6 @@ const FULL: [&[&str]; 2] = [
         "1.5m",
         "--exit-on-halt",
         "--no-reboot",
-        "--firmware-vars",
-        "v",
         "--sandbox",
         "strict",
         "--max-output",
@@ -207,6 +207,8 @@ const FULL: [&[&str]; 2] = [
     &[
         "--firmware",
         "f",
+        "--firmware-vars",
+        "v",
         "--deterministic",
         "--seed",
         "0xffffffffffffffff",
@@ -256,7 +258,11 @@ fn full_command_lines_differ_from_every_default() {
 #[test]
 fn file_paths_are_relative_to_the_file() {
     // Words with a path in them, by key; the others are the path.
-    let words = [("module", "p=args"), ("trace", "io=p")];
+    let words = [
+        ("module", "p=args"),
+        ("trace", "io=p"),
+        ("display", "p.png"),
+    ];
     let hinted = |arg: &&clap::Arg| arg.get_value_hint() == ValueHint::FilePath;
     let declared = schema::declared();
     for arg in declared.iter().filter(hinted) {

@@ -177,6 +177,7 @@ fn run_machine(
     set_ends(config, &board, outputs);
     let debugger = gdb::start(&config.debugging, (listener, record), &mut machine)?;
     network::start(links, &board)?;
+    consoles.show_screen(&board)?;
     Confinement::enter();
     let start = Instant::now();
     let limit = config.run.timeout.map(|limit| limit.0);

@@ -87,6 +87,7 @@ impl<'a> BootFiles<'a> {
                     name: file_name(&module.path),
                 })
                 .collect(),
+            text_screen: false,
             cmdline: options.cmdline.clone().into_bytes(),
             load_address: options.load_address.map(|address| address.0.0),
             entry: options.entry.map(|address| address.0.0),

@@ -9,7 +9,7 @@ use super::devices::OpenedDevices;
 use super::files::BootFiles;
 use super::{devices, input};
 use crate::boot::{LoadRequest, open_firmware_vars};
-use crate::cli::config::{ModelsArg, RunConfig};
+use crate::cli::config::{DisplayTarget, ModelsArg, RunConfig};
 use crate::deterministic::DeterministicMachine;
 use crate::deterministic::input::InputFeed;
 use crate::exactness::MeasureMode;
@@ -69,7 +69,9 @@ pub(super) fn prepare_files(
     files: &BootFiles<'_>,
 ) -> anyhow::Result<(PreparedMachine, Vec<(usize, NetLink)>)> {
     let OpenedDevices { devices, links } = devices::open(config)?;
-    let mut prepared = prepare(config, engine, &files.load_request(), devices)
+    let mut request = files.load_request();
+    request.text_screen = config.console.display.0 != DisplayTarget::None;
+    let mut prepared = prepare(config, engine, &request, devices)
         .with_context(|| files.image_path().display().to_string())?;
     if let Some(path) = config.boot.firmware_vars.as_deref() {
         let name = || format!("--firmware-vars {}", path.display());
