@@ -21,7 +21,8 @@ use hindsight_devices::{NanoClock, Requests};
 use vm_memory::GuestMemoryMmap;
 
 use super::features::{
-    available, executed_by_both, executed_by_kvm, firmware_address_bits, limit_address_bits,
+    available, executed_by_both, executed_by_kvm, firmware_address_bits, is_complete,
+    limit_address_bits,
 };
 use super::{CPUS_MAX, Machine, MachineError};
 use crate::boot::{self, LoadRequest, LoadedImage, Protocol};
@@ -234,6 +235,10 @@ impl PreparedMachine {
         let deterministic = self.seed.is_some();
         if deterministic && self.config.engine != Engine::Interp {
             return Err(MachineError::Deterministic);
+        }
+        let [_, _, ecx, _] = hindsight_interp::supported_cpuid(1, 0);
+        if !is_complete(self.config.cpu.model(), ecx) {
+            return Err(MachineError::PortableHost);
         }
         let kvm = match (self.config.engine, host) {
             (Engine::Kvm, Some(host)) => Some(KvmParts::new(host, &self.memory, self.config.cpus)?),

@@ -19,6 +19,9 @@ pub enum MachineError {
     /// KVM refused.
     #[error(transparent)]
     Kvm(#[from] KvmError),
+    /// The host lacks extensions that the interpreter does not compute in software.
+    #[error("portable-v2 needs a host with SSE3 and SSSE3: use --cpu portable-v1")]
+    PortableHost,
     /// The memory size is impossible.
     #[error(transparent)]
     Layout(#[from] LayoutError),

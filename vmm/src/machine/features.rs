@@ -1,6 +1,6 @@
 //! The processor facilities that work on this host, in one engine or in both.
 
-use hindsight_cpu::cpuid::CpuidRegs;
+use hindsight_cpu::cpuid::{CpuModel, CpuidRegs};
 use hindsight_cpu::facility::Facilities;
 use hindsight_regs::cpuid::Feature;
 
@@ -11,6 +11,8 @@ use crate::vcpu::engine::Engine;
 
 /// CPUID leaf with the number of physical address bits in EAX's low byte.
 const ADDRESS_SIZES: u32 = 0x8000_0008;
+/// CPUID.1:ECX: SSE3 and SSSE3.
+const SSE3_AND_SSSE3: u32 = 1 | 1 << 9;
 /// The most physical address bits with firmware, unless there is more memory.
 const FIRMWARE_ADDRESS_BITS: u32 = 40;
 
@@ -34,6 +36,13 @@ pub(super) fn available(engine: Engine, changes: bool) -> Facilities {
     } else {
         all.difference(Facilities::TSC_DEADLINE)
     }
+}
+
+/// Whether a portable model lacks none of its features; `ecx` is leaf 1 of the interpreter.
+///
+/// Models that follow the host are always complete.
+pub(super) fn is_complete(model: CpuModel, ecx: u32) -> bool {
+    model != CpuModel::PortableV2 || ecx & SSE3_AND_SSSE3 == SSE3_AND_SSSE3
 }
 
 /// Returns a CPUID leaf with the features that KVM executes.
@@ -119,6 +128,13 @@ mod tests {
         let [eax, rest @ ..] = limited(ADDRESS_SIZES, 0);
         assert_eq!((eax >> 8, rest), (0x30, [1, 2, 3]));
         eax & 0xff
+    }
+
+    #[test]
+    fn second_portable_model_needs_sse3_and_ssse3() {
+        assert!(is_complete(CpuModel::PortableV2, 1 | 1 << 9));
+        assert!(!is_complete(CpuModel::PortableV2, 1));
+        assert!(is_complete(CpuModel::PortableV1, 0));
     }
 
     #[test]
