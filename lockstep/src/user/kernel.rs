@@ -165,6 +165,13 @@ fn install_kernel(ram: &mut [u8]) {
     gate(LEAVE, offset(&raw const hs_lockstep_leave), 3);
 }
 
+/// The components of XCR0 that the host's processor has.
+///
+/// The interpreter has components that a host may lack.
+fn host_components() -> u32 {
+    std::arch::x86_64::__cpuid_count(0xd, 0).eax
+}
+
 /// The state at the start of a batch: user code, as Linux runs it.
 pub(super) fn start(base: u32) -> CpuState {
     let mut st = CpuState::reset();
@@ -172,7 +179,7 @@ pub(super) fn start(base: u32) -> CpuState {
     st.cr3 = TABLES as u64;
     st.cr4 = CR4_64 | (Cr4::FSGSBASE | Cr4::OSXSAVE).bits();
     st.efer = EFER_64;
-    st.xcr0 = u64::from(supported_cpuid(0xd, 0)[0]) & 0xe7;
+    st.xcr0 = u64::from(host_components() & supported_cpuid(0xd, 0)[0]) & 0xe7;
     st.seg = [flat_segment(DS, 0xc0f3); 6];
     st.seg[seg::CS] = flat_segment(CS64, 0xa0fb);
     for null in [seg::FS, seg::GS] {
