@@ -86,9 +86,11 @@ fn pc_root(ram: &DmaMemory) -> PciRoot {
     )
 }
 
-fn mmio_bus(root: &SharedRoot, memory: SharedDevice) -> MmioBus {
+fn mmio_bus(root: &SharedRoot, memory: SharedDevice, flash: SharedDevice) -> MmioBus {
     let mut mmio = MmioBus::new();
     mmio.map(TEST_MEMORY_BASE, TEST_MEMORY_LEN, memory).unwrap();
+    let flash_len = 2 * FLASH_BLOCK as u64;
+    mmio.map(FLASH_BASE, flash_len, flash).unwrap();
     let root = root.clone();
     let base = WINDOW_BASE;
     let window = shared(PciWindow { root, base });
@@ -153,10 +155,8 @@ impl FuzzBuses {
         ports
             .map_at(FW_CFG_DMA_PORT, FW_CFG_DMA_PORTS, FW_CFG_DMA_OFFSET, dma)
             .unwrap();
-        let mut mmio = mmio_bus(&root, memory.clone());
         let flash = shared(Flash::new(vec![0x5a; 2 * FLASH_BLOCK], None).unwrap());
-        mmio.map(FLASH_BASE, 2 * FLASH_BLOCK as u64, flash.clone())
-            .unwrap();
+        let mmio = mmio_bus(&root, memory.clone(), flash.clone());
         let vga = shared(Vga::default());
         ports.map(VGA_PORT, VGA_PORTS, vga.clone()).unwrap();
         Self {
