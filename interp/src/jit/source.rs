@@ -90,7 +90,11 @@ impl Core {
             insns.push(GuestInstruction {
                 insn: i,
                 flags,
-                foreign: invalid || !in_cpuid || !host_has(&i) || self.portable && is_x87(&i),
+                foreign: invalid
+                    || !in_cpuid
+                    || !host_has(&i)
+                    || self.thunks.policy.applies(&i)
+                    || self.portable && is_x87(&i),
                 joined,
                 aligned: !invalid && facts::needs_alignment(&i, i.memory_size().size()),
             });

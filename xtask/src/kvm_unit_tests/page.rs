@@ -14,8 +14,9 @@ The suite that checks KVM and other monitors, run in the interpreter with the de
 
 from checkouts of kvm-unit-tests that are configured and built for x86_64 and, for the tests of 32-bit code, for i386.
 The command runs each section of `x86/unittests.cfg` but those of the group `nodefault`, which can be named with
-`--filter`; with that option it replaces the rows of the tests that it runs. It keeps their output in `target/kvm-unit-tests`. `xtask/kvm-unit-tests.toml` lists the tests that ask for
-what the profile lacks; any other test that does not pass makes the command fail.
+`--filter`; with that option it replaces the rows of the tests that it runs. It keeps their output in
+`target/kvm-unit-tests`. `xtask/kvm-unit-tests.toml` lists the tests that ask for what the profile lacks; any other
+test that does not pass makes the command fail.
 
 ";
 

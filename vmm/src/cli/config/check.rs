@@ -1,6 +1,5 @@
 //! Options that exclude or need each other, whether they come from the file or the command line.
 
-use hindsight_cpu::cpuid::CpuModel;
 use thiserror::Error;
 
 use super::choices::{EngineArg, ProtocolArg};
@@ -40,7 +39,9 @@ pub enum ConflictError {
     )]
     DeterministicDisk,
     /// Other processors depend on the host's.
-    #[error("--deterministic needs --cpu portable-v1: other processors depend on the host's")]
+    #[error(
+        "--deterministic needs --cpu portable-v2 or portable-v1: other processors depend on the host's"
+    )]
     DeterministicCpu,
 }
 
@@ -68,7 +69,7 @@ impl RunConfig {
         );
         let limited = debugging.checkpoint_memory.is_some();
         let cpu = machine.cpu.map(|cpu| cpu.0.model());
-        let foreign_cpu = cpu.is_some_and(|model| model != CpuModel::PortableV1);
+        let foreign_cpu = cpu.is_some_and(|model| !model.is_portable());
         let switches = run.switch_every.is_some();
         let rows = [
             (boot.image.is_none() && boot.firmware.is_none(), NoImage),

@@ -119,9 +119,9 @@ pub struct MachineOptions {
     /// Number of vCPUs, 1 to 64
     #[arg(long, value_name = "N")]
     pub cpus: usize,
-    /// Processor that the guest sees: skylake-server, portable-v1 or host, with facilities added and
-    /// removed (such as skylake-server,-pebs,+l2cat,pmu=8), or a TOML file with a profile [default:
-    /// skylake-server, or portable-v1 if deterministic]
+    /// Processor that the guest sees: skylake-server, portable-v1, portable-v2 or host, with
+    /// facilities added and removed (such as skylake-server,-pebs,+l2cat,pmu=8), or a TOML file with a
+    /// profile [default: skylake-server, or portable-v2 if deterministic]
     #[arg(long, value_name = "PROFILE|FILE.toml", allow_hyphen_values = true)]
     #[arg(value_hint = ValueHint::FilePath)]
     pub cpu: Option<OptionWord<CpuProfile>>,
@@ -329,7 +329,7 @@ impl RunConfig {
     pub fn with_defaults(mut self) -> Self {
         let deterministic = self.determinism.deterministic;
         let model = if deterministic {
-            CpuModel::PortableV1
+            CpuModel::PortableV2
         } else {
             CpuModel::default()
         };

@@ -116,7 +116,7 @@ fn defaults_follow_the_kind_of_the_run() {
     assert_eq!(live.cpu().to_string(), "skylake-server");
     assert_eq!(live.deterministic_seed(), None);
     let same = load(&["x", "--deterministic", "--gdb", "tcp::1"]).unwrap();
-    assert_eq!(same.cpu().to_string(), "portable-v1");
+    assert_eq!(same.cpu().to_string(), "portable-v2");
     assert_eq!(same.deterministic_seed(), Some(0));
     assert_eq!(
         same.debugging.checkpoint_memory,
@@ -502,7 +502,7 @@ fn options_that_conflict_are_refused_wherever_they_stand() {
         ),
         (
             &["x", "--deterministic", "--cpu", "host"],
-            "needs --cpu portable-v1",
+            "needs --cpu portable-v2",
         ),
         (&["x", "--deterministic=maybe"], "invalid value 'maybe'"),
     ];

@@ -50,11 +50,11 @@ impl Budget {
         (self.all_shares / shares).max(MIN)
     }
 
-    /// A budget of 64 descriptors.
+    /// A budget of at least 64 descriptors for tests.
     #[cfg(test)]
-    pub(super) fn minimum() -> Self {
+    pub(super) fn of(all_shares: usize) -> Self {
         SHARES.fetch_add(1, Ordering::Relaxed);
-        Self { all_shares: 0 }
+        Self { all_shares }
     }
 }
 

@@ -21,13 +21,17 @@ struct Share {
 
 impl Share {
     fn new(folder: &Path, writable: bool) -> Self {
+        Self::with_budget(folder, writable, Budget::of(0))
+    }
+
+    fn with_budget(folder: &Path, writable: bool, budget: Budget) -> Self {
         let spec = ShareSpec {
             folder: folder.to_owned(),
             tag: "t".to_owned(),
             writable,
         };
         let mut share = Self {
-            server: FolderServer::new(&spec, Budget::minimum()).unwrap(),
+            server: FolderServer::new(&spec, budget).unwrap(),
             unique: 0,
         };
         let mut init = [7_u32, 31, 0x2_0000, 0].map(u32::to_le_bytes).concat();
@@ -290,3 +294,5 @@ fn forgotten_files_leave_no_descriptor() {
 fn folder_node(share: &mut Share, name: &str) -> u64 {
     share.lookup(ROOT, name).unwrap()
 }
+
+mod eviction;
