@@ -31,7 +31,7 @@ use crate::kvm::vm::KvmVm;
 use crate::kvm::{self, KvmError};
 use crate::memory::layout::{FIRMWARE_MAX, Layout, is_firmware};
 use crate::memory::{self, GuestRam};
-use crate::platform::{Buses, PciDevices, Sinks, Timekeeping, TimerBell, Wiring};
+use crate::platform::{Buses, PciDevices, ScreenConfig, Sinks, Timekeeping, TimerBell, Wiring};
 use crate::vcpu::MachineVcpu;
 use crate::vcpu::board::{Board, Package, RequestHandler, RunControl, ThreadWaker};
 use crate::vcpu::debug::stop::StopReports;
@@ -81,7 +81,7 @@ pub struct PreparedMachine {
     uarch: bool,
     reboots: bool,
     flash: Option<Flash>,
-    screen: bool,
+    screen: Option<ScreenConfig>,
     devices: Vec<Box<dyn VirtioDevice>>,
 }
 
@@ -156,7 +156,9 @@ impl PreparedMachine {
             uarch: true,
             reboots: firmware,
             flash: None,
-            screen: request.text_screen,
+            screen: request.text_screen.then(|| ScreenConfig {
+                vga_bios: request.vga_bios.map(<[u8]>::to_vec),
+            }),
             devices,
         })
     }
@@ -381,8 +383,8 @@ struct BoardBuilder<'a> {
     deterministic: bool,
     /// Whether a reset by the guest starts the firmware again.
     reboots: bool,
-    /// Whether there is a screen.
-    screen: bool,
+    /// The screen, if there is one.
+    screen: Option<ScreenConfig>,
 }
 
 impl BoardBuilder<'_> {
@@ -432,7 +434,7 @@ impl BoardBuilder<'_> {
                 cpus: u16::try_from(cpus).unwrap_or(u16::MAX),
                 pci,
                 flash,
-                screen: self.screen,
+                screen: self.screen.clone(),
             },
             sinks,
         )?;

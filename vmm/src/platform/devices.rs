@@ -107,6 +107,13 @@ impl fmt::Debug for Sinks {
     }
 }
 
+/// A screen.
+#[derive(Clone, Debug, Default)]
+pub struct ScreenConfig {
+    /// Its option ROM, for firmware.
+    pub vga_bios: Option<Vec<u8>>,
+}
+
 /// What the devices are connected to.
 #[derive(Debug)]
 pub struct Wiring<'a> {
@@ -122,8 +129,8 @@ pub struct Wiring<'a> {
     pub cpus: u16,
     /// The devices on the PCI bus.
     pub pci: PciDevices,
-    /// Whether there is a screen.
-    pub screen: bool,
+    /// The screen, if there is one.
+    pub screen: Option<ScreenConfig>,
     /// The chip with the firmware's variables, if there is one. It ends where the firmware starts.
     pub flash: Option<Flash>,
 }
@@ -220,7 +227,7 @@ impl Devices {
             byte_latches: locked(ByteLatches::new(DebugCon::new(sinks.debugcon))),
             fw_cfg: locked(firmware_config(wiring)),
             test_memory: locked(TestMemory::default()),
-            vga: wiring.screen.then(|| locked(Vga::default())),
+            vga: wiring.screen.as_ref().map(|_| locked(Vga::default())),
             flash: flash.map(locked),
             first: Arc::default(),
         }

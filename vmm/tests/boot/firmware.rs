@@ -10,6 +10,7 @@ use super::guest::{Code, assemble, print};
 use super::protocols::engines;
 
 const SEABIOS: &str = "/usr/share/seabios/bios-256k.bin";
+const VGA_BIOS: &str = "/usr/share/seabios/vgabios-stdvga.bin";
 /// The smallest firmware.
 const SIZE: usize = 0x1_0000;
 /// Where the disk's boot sector runs.
@@ -529,6 +530,33 @@ fn seabios_boots_a_disc() {
         );
         assert_eq!(output.status.code(), Some(0), "{stderr}");
         assert!(stdout.contains("by El Torito"), "{stdout}{stderr}");
+    }
+}
+
+#[test]
+fn seabios_shows_its_text_on_the_screen() {
+    if !Path::new(SEABIOS).exists() {
+        eprintln!("skipped: there is no {SEABIOS} (package seabios)");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("disk"), boot_disk()).unwrap();
+    let mut arguments = vec!["--firmware", SEABIOS, "--engine", "interp"];
+    arguments.extend(["--vga-bios", VGA_BIOS, "--display", "text"]);
+    arguments.extend(["--serial", "none", "--disk", "disk,snapshot"]);
+    let output = run(folder.path(), &arguments);
+    let (stdout, stderr) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    for line in [
+        "SeaBIOS (version",
+        "Booting from Hard Disk...",
+        "INT 10h...",
+    ] {
+        let found = stdout.lines().any(|text| text.starts_with(line));
+        assert!(found, "{line} in {stdout}{stderr}");
     }
 }
 

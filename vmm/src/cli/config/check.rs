@@ -5,6 +5,7 @@ use thiserror::Error;
 use super::choices::{EngineArg, ProtocolArg};
 use super::option_word::OptionWord;
 use super::options::RunConfig;
+use super::values::DisplayTarget;
 use crate::virtio::net::NetSpec;
 
 /// Why options do not go together.
@@ -82,10 +83,6 @@ impl RunConfig {
                 records && replays,
                 Excludes("--record-input", "--replay-input"),
             ),
-            (
-                boot.firmware_vars.is_some() && boot.firmware.is_none(),
-                Needs("--firmware-vars", "--firmware"),
-            ),
             (no_gdb && debugging.gdb_wait, Needs("--gdb-wait", "--gdb")),
             (
                 no_gdb && debugging.gdb_allow_remote,
@@ -114,10 +111,32 @@ impl RunConfig {
         self.check_devices()
     }
 
-    /// Checks that nothing is to be loaded besides firmware.
+    /// Checks that nothing is to be loaded besides firmware, and nothing of it without it.
     fn check_firmware(&self) -> Result<(), ConflictError> {
         let boot = &self.boot;
-        if boot.firmware.is_none() {
+        let no_firmware = boot.firmware.is_none();
+        let no_screen = self.console.display.0 == DisplayTarget::None;
+        let needs = [
+            (
+                no_firmware && boot.firmware_vars.is_some(),
+                "--firmware-vars",
+                "--firmware",
+            ),
+            (
+                no_firmware && boot.vga_bios.is_some(),
+                "--vga-bios",
+                "--firmware",
+            ),
+            (
+                no_screen && boot.vga_bios.is_some(),
+                "--vga-bios",
+                "--display",
+            ),
+        ];
+        if let Some((_, option, needed)) = needs.into_iter().find(|need| need.0) {
+            return Err(ConflictError::Needs(option, needed));
+        }
+        if no_firmware {
             return Ok(());
         }
         let rows = [

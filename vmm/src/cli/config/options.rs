@@ -79,6 +79,9 @@ pub struct BootOptions {
     /// guest changes, but not in a deterministic run
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub firmware_vars: Option<FilePath>,
+    /// Option ROM of the screen of --display, which SeaBIOS runs, such as that of Debian's seabios
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub vga_bios: Option<FilePath>,
     /// Boot protocol; auto detects it from the image
     #[arg(long, value_enum)]
     pub protocol: ProtocolArg,
