@@ -235,13 +235,7 @@ impl PreparedMachine {
         sinks: Sinks,
     ) -> Result<Machine, MachineError> {
         let deterministic = self.seed.is_some();
-        if deterministic && self.config.engine != Engine::Interp {
-            return Err(MachineError::Deterministic);
-        }
-        let [_, _, ecx, _] = hindsight_interp::supported_cpuid(1, 0);
-        if !is_complete(self.config.cpu.model(), ecx) {
-            return Err(MachineError::PortableHost);
-        }
+        self.check_engine()?;
         let kvm = match (self.config.engine, host) {
             (Engine::Kvm, Some(host)) => Some(KvmParts::new(host, &self.memory, self.config.cpus)?),
             (Engine::Kvm, None) => return Err(KvmError::Missing.into()),
@@ -302,6 +296,18 @@ impl PreparedMachine {
             deterministic,
             self.loaded,
         ))
+    }
+
+    /// Checks that the engine can run the machine on this host.
+    fn check_engine(&self) -> Result<(), MachineError> {
+        if self.seed.is_some() && self.config.engine != Engine::Interp {
+            return Err(MachineError::Deterministic);
+        }
+        let [_, _, ecx, _] = hindsight_interp::supported_cpuid(1, 0);
+        if !is_complete(self.config.cpu.model(), ecx) {
+            return Err(MachineError::PortableHost);
+        }
+        Ok(())
     }
 
     /// The TSC frequency of the machine, in Hz.
