@@ -73,13 +73,17 @@ impl GuestBlock {
     }
 }
 
-/// How translated code records branches in the branch buffer.
+/// How translated code records branches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BranchFormat {
     /// The last four bytes of a record, indexed by [`BranchKind`].
     pub words: [u32; 8],
     /// Whether conditional branches that are not taken are recorded.
     pub not_taken: bool,
+    /// Whether a record contains a time stamp and a word of `words`.
+    ///
+    /// Otherwise these eight bytes are 0, as in a BTS record.
+    pub stamped: bool,
 }
 
 /// The kinds of near branches.

@@ -111,6 +111,10 @@ pub(crate) struct Tables {
     tlbs: [TlbState; 2],
     jumps: [JumpState; 2],
     run_counters: u32,
+    /// Host address of a page that the TLBs must not contain; 0 for none.
+    excluded: u64,
+    /// Whether the TLBs may contain [`Tables::excluded`], because they were used meanwhile.
+    excluded_lapsed: bool,
 }
 
 // SAFETY: the arena that has the data belongs to the same translator.
@@ -128,6 +132,8 @@ impl Tables {
             tlbs: Default::default(),
             jumps: Default::default(),
             run_counters: 0,
+            excluded: 0,
+            excluded_lapsed: true,
         };
         for rights in [Rights::Supervisor, Rights::User] {
             tables.clear_tlb(rights);
@@ -317,6 +323,25 @@ impl Tables {
         } else if used {
             self.clear_tlb(rights);
         }
+    }
+
+    /// Excludes a page, given by its host address, from the TLBs; 0 allows all pages.
+    pub(crate) fn exclude_page(&mut self, host: u64) {
+        if host == 0 {
+            self.excluded_lapsed = true;
+        } else if host != self.excluded || self.excluded_lapsed {
+            self.excluded = host;
+            self.excluded_lapsed = false;
+            for rights in [Rights::Supervisor, Rights::User] {
+                self.clear_tlb(rights);
+                self.tlbs[rights as usize].saved = SavedTables::default();
+            }
+        }
+    }
+
+    /// Whether a page is excluded from the TLBs.
+    pub(crate) fn is_excluded(&self, host: u64) -> bool {
+        host == self.excluded && !self.excluded_lapsed
     }
 
     /// Enters a page into the TLB for accesses with these rights.

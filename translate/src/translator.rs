@@ -335,6 +335,18 @@ impl Translator {
         self.tables.evict(linear, large);
     }
 
+    /// Excludes a page of memory, given by its host address, from the TLBs; 0 allows all pages.
+    ///
+    /// Code leaves its unit before each access to an excluded page.
+    pub fn exclude_page(&mut self, host: u64) {
+        self.tables.exclude_page(host);
+    }
+
+    /// Whether a page of memory is excluded from the TLBs.
+    pub fn is_excluded(&self, host: u64) -> bool {
+        self.tables.is_excluded(host)
+    }
+
     /// Returns the size in bytes of an exit's memory access, and whether it writes.
     ///
     /// `None` if the exit does not belong to an access.

@@ -4,6 +4,8 @@
 
 use super::flags::flags_of;
 use super::{EntryPoint, rights_of, set_of};
+use crate::branch_buffer::BtsWindow;
+use crate::branches::BranchRecords;
 use crate::code::{BlockOp, DEAD, ReplacedHandler};
 use crate::core::{Core, Next};
 use crate::fault::ExitReason;
@@ -55,27 +57,30 @@ impl Core {
     /// Returns the instructions to charge if a unit can be entered now.
     ///
     /// The instructions of the block that is entered have been charged already and do not count.
-    fn can_enter(&mut self, unit: UnitId) -> Option<u32> {
+    fn can_enter(&mut self, unit: UnitId, records: BranchRecords) -> Option<u32> {
         if self.jit.compiled[unit.index()].suspended && !self.resume_unit(unit) {
             return None;
         }
         let unit = self.jit.translator.as_ref()?.unit(unit);
-        let fits = self.mmu.is_fast(set_of(unit.rights))
-            && self.branches.only_buffers()
-            && unit.vectors <= self.usable_vectors();
-        fits.then(|| unit.charge_beyond_first())
+        let fits = self.mmu.is_fast(set_of(unit.rights)) && unit.vectors <= self.usable_vectors();
+        let charge = fits.then(|| unit.charge_beyond_first())?;
+        self.jit.bts_window = match records {
+            BranchRecords::Bts => Some(self.bts_window()?),
+            _ => None,
+        };
+        Some(charge)
     }
 
-    /// Whether a unit records exactly the branches that must be recorded now.
-    fn records_as_now(&self, unit: UnitId) -> bool {
+    /// Whether a unit that records branches does so for the current privilege level.
+    fn records_this_level(&self, unit: UnitId) -> bool {
         let Some(translator) = &self.jit.translator else {
             return false;
         };
         let word = self.branches.last_word(BranchClass::Conditional);
-        match translator.unit(unit).branch_format {
-            Some(f) => f.words[0] == word && f.not_taken == self.records_not_taken(),
-            None => !self.branches.records(),
-        }
+        translator
+            .unit(unit)
+            .branch_format
+            .is_none_or(|f| !f.stamped || f.words[0] == word)
     }
 
     /// Returns the vector registers that translated code may use.
@@ -115,12 +120,13 @@ impl Core {
         if self.jit.left_at.take() == Some(o.id()) {
             return point.replaced;
         }
-        let unit = point.unit_for(self.regs.get(Reg::BlockRip));
-        let Some(unit) = unit.filter(|u| self.records_as_now(*u)) else {
+        let records = self.branch_records();
+        let unit = point.unit_for(self.regs.get(Reg::BlockRip), records);
+        let Some(unit) = unit.filter(|u| self.records_this_level(*u)) else {
             self.miss_entry(o);
             return point.replaced;
         };
-        let Some(extra) = self.can_enter(unit) else {
+        let Some(extra) = self.can_enter(unit, records) else {
             return point.replaced;
         };
         if self.progress.take(extra) {
@@ -187,8 +193,12 @@ impl Core {
     /// Runs a unit whose instructions have been charged, and handles its exit.
     #[inline(never)]
     fn run_unit(&mut self, unit: UnitId) -> Next {
-        self.prepare_tables(unit);
-        let (branch_next, branch_due) = self.branches.entries();
+        let window = self.jit.bts_window.take();
+        self.prepare_tables(unit, window.as_ref());
+        let (branch_next, branch_due) = match &window {
+            Some(window) => (window.next, window.end),
+            None => self.branches.entries(),
+        };
         let mut state = EntryState {
             budget: self.progress.budget(),
             segment_base: [self.regs.get(Reg::FsBase), self.regs.get(Reg::GsBase)],
@@ -207,7 +217,8 @@ impl Core {
         // SAFETY: `core` is this processor; nothing else refers to it until it is borrowed again
         // below. The translator's TLB holds only pages that `find_host` has entered, and
         // `prepare_tables` keeps them only while they are in the processor's TLBs. The buffer has
-        // room up to the entry at which it must be processed.
+        // room up to the entry at which it must be processed; so has the guest's BTS buffer, whose
+        // memory stays while the code runs.
         let left = unsafe {
             state.vectors = Vectors::address(&raw mut *(*core).vec);
             state.x87 = Vectors::x87_address(&raw mut *(*core).vec);
@@ -216,7 +227,7 @@ impl Core {
             };
             let registers = Registers::general_address(&raw mut (*core).regs);
             entry.run(registers);
-            (*core).left_unit(unit, &state)
+            (*core).left_unit(unit, &state, window)
         };
         self.count_exit(left);
         match left {
@@ -285,7 +296,16 @@ impl Core {
     }
 
     /// Updates the processor's state after translated code was left.
-    fn left_unit(&mut self, unit: UnitId, entered: &EntryState) -> UnitExit {
+    ///
+    /// # Safety
+    /// As for [`BranchBuffer::stored_up_to`](crate::branch_buffer::BranchBuffer::stored_up_to), if
+    /// the unit stored BTS records in a window.
+    unsafe fn left_unit(
+        &mut self,
+        unit: UnitId,
+        entered: &EntryState,
+        window: Option<BtsWindow>,
+    ) -> UnitExit {
         let Some(translator) = &mut self.jit.translator else {
             return UnitExit::Jump { rip: self.regs.rip };
         };
@@ -299,7 +319,11 @@ impl Core {
         self.jit.stats.retired = self.jit.stats.retired.wrapping_add_signed(retired);
         self.progress.set_budget(left.budget);
         self.regs.flags = flags_of(&left.flags, self.regs.flags);
-        self.branches.added_up_to(left.branch_next);
+        match window {
+            // SAFETY: the contract of this function.
+            Some(window) => unsafe { self.branches.stored_up_to(&window, left.branch_next) },
+            None => self.branches.added_up_to(left.branch_next),
+        }
         self.vec.mxcsr = left.mxcsr;
         left.exit
     }
@@ -307,11 +331,14 @@ impl Core {
     /// Makes the unit's TLB and jump cache valid for the processor's address space.
     ///
     /// Then enters the unit into the jump cache.
-    fn prepare_tables(&mut self, unit: UnitId) {
+    fn prepare_tables(&mut self, unit: UnitId, window: Option<&BtsWindow>) {
+        let records = self.branch_records();
         let jit = &mut self.jit;
         let Some(translator) = &mut jit.translator else {
             return;
         };
+        let area = window.map_or(0, |w| w.area & !0xfff);
+        translator.exclude_page(area);
         let rights = translator.unit(unit).rights;
         let (reads, writes) = (&self.mmu.reads, &self.mmu.writes);
         let stamps = (reads.stamp(), writes.stamp());
@@ -323,10 +350,10 @@ impl Core {
         }
         // Units that are entered without a check must record branches in the same way.
         let cpl = u64::from(self.mode.cpl());
-        let not_taken = u64::from(self.branches.observe().not_taken);
+        let records = records as u64;
         let context = self.code.context();
         let keys = JumpKeys {
-            global: self.code.globals() << 11 | (context & 0xff) << 3 | cpl << 1 | not_taken,
+            global: self.code.globals() << 13 | (context & 0xff) << 5 | cpl << 3 | records,
             local: context,
         };
         let known = &mut jit.contexts[rights as usize];
@@ -372,7 +399,7 @@ impl Core {
         let Some(point) = self.jit.entries.get(&first.id()) else {
             return;
         };
-        let Some(unit) = point.unit_for(rip) else {
+        let Some(unit) = point.unit_for(rip, self.branch_records()) else {
             return;
         };
         if first.count() == DEAD || self.jit.compiled[unit.index()].suspended {
@@ -419,6 +446,9 @@ impl Core {
         };
         let page = host - (linear & 0xfff);
         let translator = self.jit.translator.as_mut()?;
+        if translator.is_excluded(page) {
+            return None;
+        }
         translator.enter_page(rights, linear, page, write);
         Some(host)
     }

@@ -16,6 +16,8 @@ mod flags;
 mod make;
 mod source;
 
+use crate::branch_buffer::BtsWindow;
+use crate::branches::BranchRecords;
 use crate::code::{AddressHasher, BlockEntry, OpId, ReplacedHandler};
 use crate::core::Core;
 use crate::interpreter::UnitExits;
@@ -38,14 +40,15 @@ struct Compiled {
 
 /// Maximum number of units that begin at one operation.
 ///
-/// Code that is mapped at several addresses needs one unit for each.
+/// Code that is mapped at several addresses needs one unit for each, and so does each way to record
+/// branches.
 const UNITS: usize = 4;
 
 /// An operation at which units are entered.
 #[derive(Clone, Copy, Debug)]
 struct EntryPoint {
-    /// The units, each for another RIP of the block.
-    units: [Option<(u64, UnitId)>; UNITS],
+    /// The units, each for another RIP of the block or another way to record branches.
+    units: [Option<(u64, BranchRecords, UnitId)>; UNITS],
     /// Number of units that were made for this entry point.
     made: usize,
     /// How often no unit fitted, since the last one was made.
@@ -58,17 +61,18 @@ struct EntryPoint {
 }
 
 impl EntryPoint {
-    /// Returns the unit for a block at a RIP.
-    fn unit_for(&self, rip: u64) -> Option<UnitId> {
+    /// Returns the unit for a block at a RIP that records branches in a way.
+    fn unit_for(&self, rip: u64, records: BranchRecords) -> Option<UnitId> {
         let mut units = self.units.iter().flatten();
-        units.find(|(at, _)| *at == rip).map(|(_, unit)| *unit)
+        let found = units.find(|(at, how, _)| *at == rip && *how == records)?;
+        Some(found.2)
     }
 
-    /// Adds the unit for a RIP; if the table is full, it replaces the oldest one.
-    fn add(&mut self, rip: u64, unit: UnitId) {
+    /// Adds a unit; if the table is full, it replaces the oldest one.
+    fn add(&mut self, rip: u64, records: BranchRecords, unit: UnitId) {
         let mut units = self.units.iter();
-        let found = units.position(|u| u.is_none_or(|(at, _)| at == rip));
-        self.units[found.unwrap_or(self.made % UNITS)] = Some((rip, unit));
+        let found = units.position(|u| u.is_none_or(|(at, how, _)| at == rip && how == records));
+        self.units[found.unwrap_or(self.made % UNITS)] = Some((rip, records, unit));
         self.made += 1;
     }
 }
@@ -107,6 +111,8 @@ pub(crate) struct Jit {
     stats: JitStats,
     /// The unit that `choose_entry` chose, which runs next.
     chosen: Option<UnitId>,
+    /// Where the unit that runs next stores BTS records.
+    bts_window: Option<BtsWindow>,
     /// The operation at which a unit was left, and which the interpreter must execute.
     left_at: Option<OpId>,
 }
@@ -128,6 +134,7 @@ impl Default for Jit {
             contexts: [JumpKeys::default(); 2],
             stats: JitStats::default(),
             chosen: None,
+            bts_window: None,
             left_at: None,
         }
     }

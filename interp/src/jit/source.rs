@@ -1,6 +1,7 @@
 //! Collects the blocks of a unit, each the likely successor of the previous one.
 
 use crate::branch_buffer::BranchBuffer;
+use crate::branches::BranchRecords;
 use crate::code::{Block, BlockEntry};
 use crate::core::Core;
 use crate::facts::{self, InstructionFacts};
@@ -26,8 +27,8 @@ pub(super) struct SourceBlock {
     pub(super) ops: Vec<usize>,
 }
 
-/// Returns how translated code records branches at the current privilege level.
-pub(super) fn branch_format(branches: &BranchBuffer) -> Option<BranchFormat> {
+/// Returns the format of records in the branch buffer at the current privilege level.
+fn stamped_format(branches: &BranchBuffer) -> BranchFormat {
     let mut words = [0; 8];
     for (kind, class) in [
         (BranchKind::Conditional, BranchClass::Conditional),
@@ -41,10 +42,27 @@ pub(super) fn branch_format(branches: &BranchBuffer) -> Option<BranchFormat> {
     ] {
         words[kind as usize] = branches.last_word(class);
     }
-    let not_taken = branches.observe().not_taken;
-    branches
-        .records()
-        .then_some(BranchFormat { words, not_taken })
+    BranchFormat {
+        words,
+        not_taken: branches.observe().not_taken,
+        stamped: true,
+    }
+}
+
+/// Returns how translated code records branches at the current privilege level.
+pub(super) fn branch_format(
+    branches: &BranchBuffer,
+    records: BranchRecords,
+) -> Option<BranchFormat> {
+    match records {
+        BranchRecords::None | BranchRecords::Unsupported => None,
+        BranchRecords::Stamped | BranchRecords::StampedAll => Some(stamped_format(branches)),
+        BranchRecords::Bts => Some(BranchFormat {
+            words: [0; 8],
+            not_taken: false,
+            stamped: false,
+        }),
+    }
 }
 
 /// Whether the host can execute an instruction when it is translated.
