@@ -229,8 +229,13 @@ impl BranchBuffer {
         }
         let area = target.area;
         // SAFETY: the contract of `set_bts_target`, for the epoch that was just compared.
-        let (index, maximum, threshold) =
-            unsafe { (load_u64::<8>(area), load_u64::<16>(area), load_u64::<24>(area)) };
+        let (index, maximum, threshold) = unsafe {
+            (
+                load_u64::<8>(area),
+                load_u64::<16>(area),
+                load_u64::<24>(area),
+            )
+        };
         let end = target
             .fast_path
             .end(maximum, threshold)

@@ -7,7 +7,8 @@
 #![expect(unsafe_code, reason = "the tables are in the arena of translated code")]
 
 use crate::layout::{
-    Data, JUMPS, JumpEntry, RUN_COUNTERS, Rights, TLB_ENTRIES, TlbArrays, jump_index, unused_tag,
+    Data, JUMPS, JumpEntry, LINE, LINE_SHIFT, LINES, LineTable, RUN_COUNTERS, Rights, TLB_ENTRIES,
+    TlbArrays, jump_index, unused_line, unused_tag,
 };
 use std::ptr::NonNull;
 
@@ -141,6 +142,8 @@ impl Tables {
                 tables.clear_jump(rights, index);
             }
         }
+        tables.remove_lines();
+        tables.remove_code_lines();
         tables
     }
 
@@ -325,6 +328,54 @@ impl Tables {
         }
     }
 
+    fn lines(&mut self, rights: Rights) -> &mut LineTable {
+        // SAFETY: the tables are within the data, and code does not use them while this runs.
+        unsafe { &mut (*self.data.as_ptr()).lines[rights as usize] }
+    }
+
+    /// Enters a line: see [`crate::Translator::enter_line`].
+    pub(crate) fn enter_line(&mut self, rights: Rights, linear: u64, host: u64, write: bool) {
+        let (index, tag) = (line_index(linear), linear & !(LINE - 1));
+        let keeps = self.lines(rights).read_tag[index] == tag;
+        let dirty = keeps && self.lines(rights).write_tag[index] == tag;
+        self.remove_line(linear);
+        let lines = self.lines(rights);
+        (lines.read_tag[index], lines.read_host[index]) = (tag, host);
+        if write || dirty {
+            (lines.write_tag[index], lines.write_host[index]) = (tag, host);
+        }
+    }
+
+    /// Removes the lines of the set of an address.
+    pub(crate) fn remove_line(&mut self, address: u64) {
+        let index = line_index(address);
+        for rights in [Rights::Supervisor, Rights::User] {
+            let lines = self.lines(rights);
+            lines.read_tag[index] = unused_line(index);
+            lines.write_tag[index] = unused_line(index);
+        }
+    }
+
+    /// Removes all lines of memory.
+    pub(crate) fn remove_lines(&mut self) {
+        for index in 0..LINES {
+            self.remove_line((index as u64) << LINE_SHIFT);
+        }
+    }
+
+    /// Enters a line of code.
+    pub(crate) fn set_code_line(&mut self, line: u64) {
+        let index = line_index(line << LINE_SHIFT);
+        // SAFETY: within the array; no code runs.
+        unsafe { (&raw mut (*self.data.as_ptr()).code_lines[index]).write(line) };
+    }
+
+    /// Removes all lines of code.
+    pub(crate) fn remove_code_lines(&mut self) {
+        // SAFETY: as above.
+        unsafe { (&raw mut (*self.data.as_ptr()).code_lines).write([u64::MAX; LINES]) };
+    }
+
     /// Excludes a page, given by its host address, from the TLBs; 0 allows all pages.
     pub(crate) fn exclude_page(&mut self, host: u64) {
         if host == 0 {
@@ -404,6 +455,11 @@ impl TlbArrays {
         self.read_tag[index] = unused_tag(index);
         self.write_tag[index] = unused_tag(index);
     }
+}
+
+/// Returns the index of an address in a [`LineTable`].
+fn line_index(address: u64) -> usize {
+    (address >> LINE_SHIFT) as usize % LINES
 }
 
 /// Returns the TLB index of a linear address.

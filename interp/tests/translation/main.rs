@@ -75,6 +75,18 @@ fn program(seed: u64) -> (Vec<u8>, CpuState) {
     (program.code, state)
 }
 
+/// Returns the events that are counted, as event number and unit mask.
+fn counted(seed: u64) -> &'static [u16] {
+    match seed % 16 {
+        // References and misses of the last cache, loads from memory, lines filled into the L1.
+        1 | 4 | 9 => &[0x4f2e, 0x412e, 0x20d1, 0x0151],
+        // Loads, stores, loads that hit the L1, split loads.
+        13 => &[0x81d0, 0x82d0, 0x01d1, 0x41d0],
+        6 => &[0x81d0, 0x82d0, 0x42d0, 0x41d0],
+        _ => &[],
+    }
+}
+
 /// Returns what a program records: last branches, branch trace records, or nothing.
 fn debugctl(seed: u64) -> DebugCtl {
     let bts = DebugCtl::TR | DebugCtl::BTS;
@@ -90,7 +102,11 @@ fn debugctl(seed: u64) -> DebugCtl {
 /// Returns the address of the DS save area, if branch trace records are stored.
 fn bts_area(seed: u64) -> Option<u64> {
     // The program accesses the first pages of the data.
-    let area = if seed % 16 == 5 { DATA + 0x17c0 } else { BTS_BUFFER - 0x40 };
+    let area = if seed % 16 == 5 {
+        DATA + 0x17c0
+    } else {
+        BTS_BUFFER - 0x40
+    };
     debugctl(seed).contains(DebugCtl::BTS).then_some(area)
 }
 
@@ -118,6 +134,11 @@ fn machine(code: &[u8], state: &CpuState, seed: u64, after_runs: u64) -> Machine
     }
     let debugctl = debugctl(seed).bits();
     assert!(platform.wrmsr(msr::IA32_DEBUGCTL, debugctl).is_ok());
+    for (n, event) in (0..).zip(counted(seed)) {
+        let value = u64::from(*event) | 3 << 16 | 1 << 22;
+        assert!(platform.wrmsr(msr::IA32_PERFEVTSEL0 + n, value).is_ok());
+        assert!(platform.wrmsr(msr::IA32_PERF_GLOBAL_CTRL, 0xf).is_ok());
+    }
     let mut vcpu = Vcpu::new(Arc::clone(&memory));
     vcpu.set_translation(after_runs, 1 << 22);
     vcpu.load(state);
@@ -135,6 +156,9 @@ fn snapshot((vcpu, platform, memory): &mut Machine) -> (CpuState, Vec<u64>, Vec<
                 .unwrap_or(0),
         );
         registers.push(platform.rdmsr(msr::MSR_LASTBRANCH_0_TO_IP + n).unwrap_or(0));
+    }
+    for n in 0..4 {
+        registers.push(platform.rdmsr(msr::IA32_PMC0 + n).unwrap_or(0));
     }
     let mut data = vec![0; 0x6000];
     let (program, records) = data.split_at_mut(0x3000);

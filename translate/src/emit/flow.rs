@@ -21,7 +21,7 @@ pub(crate) const BRANCH_BYTES: i32 = 24;
 /// Condition "negative".
 const SIGN: u8 = 8;
 /// Condition "not equal".
-const NOT_EQUAL: u8 = 5;
+pub(super) const NOT_EQUAL: u8 = 5;
 /// Condition "above or equal".
 const ABOVE_OR_EQUAL: u8 = 3;
 
