@@ -57,7 +57,7 @@ const EXTRA: Facilities = Facilities::RTM
 #[non_exhaustive]
 pub enum ProfileError {
     /// The model does not exist.
-    #[error("no processor model `{0}`: choose skylake-server, portable-v1 or host")]
+    #[error("no processor model `{0}`: choose skylake-server, portable-v1, portable-v2 or host")]
     Model(String),
     /// A word is neither `+facility`, `-facility` nor `pmu=N`.
     #[error("`{0}` is not +FACILITY, -FACILITY, pmu=4 or pmu=8")]
@@ -256,6 +256,7 @@ fn model(name: &str) -> Result<CpuModel, ProfileError> {
     match name {
         "skylake-server" => Ok(CpuModel::SkylakeServer),
         "portable-v1" => Ok(CpuModel::PortableV1),
+        "portable-v2" => Ok(CpuModel::PortableV2),
         "host" => Ok(CpuModel::Host),
         _ => Err(ProfileError::Model(quote(name))),
     }
@@ -347,6 +348,7 @@ mod tests {
             "host",
             "skylake-server,+rtm,+l2cat,-pebs,pmu=8",
             "portable-v1,-lbr,-mba",
+            "portable-v2,-pebs",
         ] {
             assert_eq!(parse(text).unwrap().to_string(), text);
         }

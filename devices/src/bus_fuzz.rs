@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use crate::acpi_pm::{AcpiPm, AcpiPmState, PIIX4_PM_PORT, PM_PORT, PM_PORTS};
 use crate::debug_exit::{DEBUG_EXIT_PORT, DEBUG_EXIT_PORTS, DebugExit};
 use crate::debugcon::DebugCon;
+use crate::flash::{FLASH_BLOCK, Flash, FlashState};
 use crate::fw_cfg::{
     FW_CFG_DMA_OFFSET, FW_CFG_DMA_PORT, FW_CFG_DMA_PORTS, FW_CFG_PORT, FW_CFG_PORTS, FwCfg,
     FwCfgState,
@@ -22,6 +23,7 @@ use crate::test_device::{
     BYTE_LATCH_PORT, ByteLatches, LATCH_PORT, LATCH_PORTS, LINE_PORT, LINES, Latch, LinePorts,
     TEST_MEMORY_BASE, TEST_MEMORY_LEN, TestMemory,
 };
+use crate::vga::{VGA_PORT, VGA_PORTS, Vga, VgaState};
 use crate::virtio::DmaMemory;
 use crate::virtio::entropy::{Entropy, SeededEntropy};
 use crate::virtio::scsi::VirtioCdrom;
@@ -43,7 +45,12 @@ struct FuzzBuses {
     fw_cfg: Arc<Mutex<FwCfg>>,
     control_a: Arc<Mutex<ControlA>>,
     memory: Arc<Mutex<TestMemory>>,
+    vga: Arc<Mutex<Vga>>,
+    flash: Arc<Mutex<Flash>>,
 }
+
+/// Where the flash chip is.
+const FLASH_BASE: u64 = 0xfff0_0000;
 
 #[derive(Debug, PartialEq)]
 struct FuzzState {
@@ -56,6 +63,8 @@ struct FuzzState {
     fw_cfg: FwCfgState,
     control_a: u8,
     memory: Vec<u8>,
+    vga: VgaState,
+    flash: FlashState,
 }
 
 fn shared<T>(device: T) -> Arc<Mutex<T>> {
@@ -77,9 +86,11 @@ fn pc_root(ram: &DmaMemory) -> PciRoot {
     )
 }
 
-fn mmio_bus(root: &SharedRoot, memory: SharedDevice) -> MmioBus {
+fn mmio_bus(root: &SharedRoot, memory: SharedDevice, flash: SharedDevice) -> MmioBus {
     let mut mmio = MmioBus::new();
     mmio.map(TEST_MEMORY_BASE, TEST_MEMORY_LEN, memory).unwrap();
+    let flash_len = 2 * FLASH_BLOCK as u64;
+    mmio.map(FLASH_BASE, flash_len, flash).unwrap();
     let root = root.clone();
     let base = WINDOW_BASE;
     let window = shared(PciWindow { root, base });
@@ -144,7 +155,10 @@ impl FuzzBuses {
         ports
             .map_at(FW_CFG_DMA_PORT, FW_CFG_DMA_PORTS, FW_CFG_DMA_OFFSET, dma)
             .unwrap();
-        let mmio = mmio_bus(&root, memory.clone());
+        let flash = shared(Flash::new(vec![0x5a; 2 * FLASH_BLOCK], None).unwrap());
+        let mmio = mmio_bus(&root, memory.clone(), flash.clone());
+        let vga = shared(Vga::default());
+        ports.map(VGA_PORT, VGA_PORTS, vga.clone()).unwrap();
         Self {
             ports,
             mmio,
@@ -157,6 +171,8 @@ impl FuzzBuses {
             fw_cfg,
             control_a,
             memory,
+            vga,
+            flash,
         }
     }
 
@@ -171,6 +187,8 @@ impl FuzzBuses {
             fw_cfg: self.fw_cfg.lock().unwrap().save(),
             control_a: self.control_a.lock().unwrap().save(),
             memory: self.memory.lock().unwrap().save(),
+            vga: self.vga.lock().unwrap().save(),
+            flash: self.flash.lock().unwrap().save(),
         }
     }
 
@@ -184,6 +202,8 @@ impl FuzzBuses {
         self.fw_cfg.lock().unwrap().restore(&saved.fw_cfg);
         self.control_a.lock().unwrap().restore(saved.control_a);
         self.memory.lock().unwrap().restore(&saved.memory).unwrap();
+        self.vga.lock().unwrap().restore(&saved.vga).unwrap();
+        self.flash.lock().unwrap().restore(&saved.flash).unwrap();
     }
 }
 
@@ -205,7 +225,7 @@ enum FuzzAccess {
 fn port() -> impl Strategy<Value = u16> {
     prop_oneof![
         4 => prop::sample::select(vec![
-            0x60, 0x64, 0x80, 0x92, 0xe0, 0xe8, 0xf4, 0x3f8, 0x510, 0x514, 0x600, 0xcf8,
+            0x60, 0x64, 0x80, 0x92, 0xe0, 0xe8, 0xf4, 0x3c0, 0x3d0, 0x3f8, 0x510, 0x514, 0x600, 0xcf8,
             0x2000, 0xb000,
         ]).prop_flat_map(|base: u16| base.saturating_sub(2)..base + 14),
         1 => any::<u16>(),
@@ -216,6 +236,7 @@ fn address() -> impl Strategy<Value = u64> {
     // The BARs of slots 2 and 3 after reset are among them.
     prop_oneof![
         0xfeff_fff0..0xff01_0010_u64,
+        FLASH_BASE - 2..FLASH_BASE + 0x2002,
         WINDOW_BASE + 0x1_0000..WINDOW_BASE + 0x2_0000,
         any::<u64>(),
         Just(u64::MAX)
@@ -313,7 +334,7 @@ proptest! {
         let buses = FuzzBuses::new();
         for access in &accesses {
             let read = run(&buses, access);
-            if let FuzzAccess::In(0x100..=0x3f0, 1 | 2 | 4) = access {
+            if let FuzzAccess::In(0x100..=0x3b0 | 0x3e0..=0x3f0, 1 | 2 | 4) = access {
                 prop_assert!(read.iter().all(|&byte| byte == 0xff));
             }
         }

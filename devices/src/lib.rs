@@ -14,8 +14,10 @@
 //! | [`pci`], [`virtio`] | PCI bus and reset control, virtio devices on it |
 //! | [`legacy`] | POST code and port 92H |
 //! | [`fp_error`] | FERR#, IGNNE# and IRQ 13 |
+//! | [`flash`] | NOR flash with the variables of firmware |
 //! | [`fw_cfg`], [`debugcon`], [`debug_exit`] | QEMU's configuration, console and exit ports |
 //! | [`smbios`] | SMBIOS tables, for firmware |
+//! | [`vga`] | registers of a VGA in text mode |
 //! | [`test_device`] | latches, interrupt lines and memory for test payloads |
 //!
 //! # Locks
@@ -66,6 +68,7 @@ pub mod bus;
 pub mod clock;
 pub mod debug_exit;
 pub mod debugcon;
+pub mod flash;
 pub mod fp_error;
 pub mod fw_cfg;
 pub mod hooks;
@@ -79,6 +82,7 @@ pub mod rtc;
 pub mod serial;
 pub mod smbios;
 pub mod test_device;
+pub mod vga;
 pub mod virtio;
 
 pub use bus::{BusError, Device, MmioBus, PortBus, SharedDevice};

@@ -286,6 +286,14 @@ impl Vcpu {
         exit
     }
 
+    /// Sets whether all instructions with VEX and EVEX encodings run in software.
+    ///
+    /// They do so anyway on a host that lacks them. Results are the same, but for the estimates and
+    /// what the manual leaves undefined. Call this before the first run.
+    pub const fn set_software_vectors(&mut self, on: bool) {
+        self.core.thunks.policy.all_vectors = on;
+    }
+
     /// Sets whether [`Vcpu::run`] returns [`Exit::Stepped`] after an exception.
     ///
     /// That is, after an instruction has raised an exception instead of retiring, and the exception
@@ -304,6 +312,7 @@ impl Vcpu {
             self.prepared = true;
             self.core.features = Features::of(platform);
             self.core.portable = platform.portable_results();
+            self.core.thunks.policy.portable = self.core.portable;
             let width = platform.cpuid(0x8000_0008, 0)[0] & 0xff;
             self.core.mmu.set_phys_width(width);
         }

@@ -105,6 +105,7 @@ mod registers;
 mod run;
 mod seg;
 mod smm;
+mod softvec;
 mod stop_sets;
 mod stops;
 mod supported;

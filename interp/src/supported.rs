@@ -1,5 +1,6 @@
 //! The features that the interpreter can execute, as CPUID leaves.
 
+use crate::thunk::host::has_zmm;
 use std::arch::is_x86_feature_detected as host_has;
 
 fn bits(list: &[u32]) -> u32 {
@@ -27,19 +28,20 @@ const LEAF_7_EDX: u32 = 1 << 10 | 0b111 << 26 | 1 << 31;
 
 /// Returns a CPUID leaf as the interpreter supports it on this host.
 ///
-/// The registers are EAX, EBX, ECX, EDX. Integer and system instructions are always supported,
-/// vector and similar ones if the host's processor has them. Leaves that only describe the
+/// The registers are EAX, EBX, ECX, EDX. Integer and system instructions are always supported, and
+/// so are vector instructions up to AVX-512 F, CD, BW, DQ and VL. SSE3, SSSE3, SHA and the
+/// extensions of AVX-512 after these are supported if the host's processor has them. Leaves that only describe the
 /// processor (vendor, brand, family) are the host's own.
 pub fn supported_cpuid(leaf: u32, subleaf: u32) -> [u32; 4] {
     match (leaf, subleaf) {
         (1, _) => [raw(1, 0)[0], 0, leaf_1_ecx(), leaf_1_edx()],
         (7, 0) => [0, leaf_7_ebx(), leaf_7_ecx(), LEAF_7_EDX],
-        (0xd, 0) => [xcr0(), 576, 2696, 0],
+        (0xd, 0) => [XCR0, 576, 2696, 0],
         // XSAVEOPT, XSAVEC, XGETBV with ECX = 1.
         (0xd, 1) => [0b111, 0, 0, 0],
         (0xd, n) => COMPONENTS
             .iter()
-            .find(|c| c.0 == n && xcr0() >> n & 1 != 0)
+            .find(|c| c.0 == n)
             .map_or([0; 4], |c| [c.1, c.2, 0, 0]),
         // LAHF, LZCNT, PREFETCHW; SYSCALL, NX, 1-GiB pages, RDTSCP, long mode.
         (0x8000_0001, _) => [0, 0, bits(&[0, 5, 8]), bits(&[11, 20, 26, 27, 29])],
@@ -55,30 +57,14 @@ fn raw(leaf: u32, subleaf: u32) -> [u32; 4] {
     [r.eax, r.ebx, r.ecx, r.edx]
 }
 
-fn avx512() -> bool {
-    // Saving opmask registers needs AVX512BW.
-    host_has!("avx512f") && host_has!("avx512bw")
-}
-
-fn xcr0() -> u32 {
-    let avx = if host_has!("avx") { 0b100 } else { 0 };
-    0b11 | 1 << 9 | avx | if avx512() { 0xe0 } else { 0 }
-}
+/// The components of XCR0: x87, SSE, AVX, AVX-512 (three), PKRU.
+const XCR0: u32 = 0b111 | 0b111 << 5 | 1 << 9;
 
 fn leaf_1_ecx() -> u32 {
-    // CX16, PCID, x2APIC, MOVBE, POPCNT, TSC deadline, XSAVE, RDRAND.
-    bits(&[13, 17, 21, 22, 23, 24, 26, 30])
-        | thunked(&[
-            (host_has!("sse3"), 0),
-            (host_has!("pclmulqdq"), 1),
-            (host_has!("ssse3"), 9),
-            (host_has!("fma"), 12),
-            (host_has!("sse4.1"), 19),
-            (host_has!("sse4.2"), 20),
-            (host_has!("aes"), 25),
-            (host_has!("avx"), 28),
-            (host_has!("f16c"), 29),
-        ])
+    // PCLMULQDQ, FMA, CX16, PCID, SSE4.1, SSE4.2, x2APIC, MOVBE, POPCNT, TSC deadline, AES, XSAVE,
+    // AVX, F16C, RDRAND.
+    bits(&[1, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 28, 29, 30])
+        | thunked(&[(host_has!("sse3"), 0), (host_has!("ssse3"), 9)])
 }
 
 fn leaf_1_edx() -> u32 {
@@ -90,34 +76,27 @@ fn leaf_1_edx() -> u32 {
 }
 
 fn leaf_7_ebx() -> u32 {
-    let wide = |on: bool| on && avx512();
-    // FSGSBASE, TSC_ADJUST, FDP_EXCPTN_ONLY, SMEP, ERMS, INVPCID, FCS and FDS deprecated, RDSEED,
-    // ADX,
-    bits(&[0, 1, 6, 7, 9, 10, 13, 18, 19, 20, 23, 24])
-        | thunked(&[
-            (host_has!("bmi1"), 3),
-            (host_has!("avx2"), 5),
-            (host_has!("bmi2"), 8),
-            (avx512(), 16),
-            (wide(host_has!("avx512dq")), 17),
-            (wide(host_has!("avx512cd")), 28),
-            (host_has!("sha"), 29),
-            (avx512(), 30),
-            (wide(host_has!("avx512vl")), 31),
-        ])
+    // FSGSBASE, TSC_ADJUST, BMI1, AVX2, FDP_EXCPTN_ONLY, SMEP, BMI2, ERMS, INVPCID, FCS and FDS
+    // deprecated, AVX512F, AVX512DQ, RDSEED, ADX, SMAP, CLFLUSHOPT, CLWB, AVX512CD, AVX512BW,
+    // AVX512VL.
+    bits(&[
+        0, 1, 3, 5, 6, 7, 8, 9, 10, 13, 16, 17, 18, 19, 20, 23, 24, 28, 30, 31,
+    ]) | thunked(&[(host_has!("sha"), 29)])
 }
 
 fn leaf_7_ecx() -> u32 {
+    // The extensions have EVEX encodings too, which a host without ZMM registers does not execute.
+    let zmm = has_zmm();
     // UMIP, PKU, RDPID.
     bits(&[2, 3, 22])
         | thunked(&[
-            (avx512() && host_has!("avx512vbmi"), 1),
-            (avx512() && host_has!("avx512vbmi2"), 6),
-            (host_has!("gfni"), 8),
-            (host_has!("vaes"), 9),
-            (host_has!("vpclmulqdq"), 10),
-            (avx512() && host_has!("avx512vnni"), 11),
-            (avx512() && host_has!("avx512bitalg"), 12),
-            (avx512() && host_has!("avx512vpopcntdq"), 14),
+            (zmm && host_has!("avx512vbmi"), 1),
+            (zmm && host_has!("avx512vbmi2"), 6),
+            (zmm && host_has!("gfni"), 8),
+            (zmm && host_has!("vaes"), 9),
+            (zmm && host_has!("vpclmulqdq"), 10),
+            (zmm && host_has!("avx512vnni"), 11),
+            (zmm && host_has!("avx512bitalg"), 12),
+            (zmm && host_has!("avx512vpopcntdq"), 14),
         ])
 }

@@ -1,5 +1,5 @@
 //! Masked memory operands of EVEX-encoded instructions: what is accessed, what faults, what meets a
-//! breakpoint. On hosts without AVX-512 nothing runs.
+//! breakpoint. Each program runs in software too.
 #![allow(unsafe_code, reason = "the programs are assembly")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -11,7 +11,7 @@ use hindsight_interp::Exit;
 
 std::arch::global_asm!(
     ".global mk_load, mk_store, mk_compress, mk_compare, mk_broadcast, mk_shuffle, mk_extract",
-    ".global mk_aligned, mk_tiny, mk_end",
+    ".global mk_aligned, mk_tiny, mk_product, mk_end",
     "mk_load:",
     "vmovdqu32 xmm1 {{k1}}, [rax]",
     "hlt",
@@ -39,6 +39,9 @@ std::arch::global_asm!(
     "mk_tiny:",
     "vmulps zmm1, zmm1, zmm1, {{rn-sae}}",
     "hlt",
+    "mk_product:",
+    "vmulss xmm1, xmm1, xmm1",
+    "hlt",
     "mk_end:",
 );
 
@@ -52,6 +55,7 @@ unsafe extern "C" {
     fn mk_extract();
     fn mk_aligned();
     fn mk_tiny();
+    fn mk_product();
     static mk_end: u8;
 }
 
@@ -65,16 +69,8 @@ const HANDLERS: usize = 0xf000;
 const GP: u64 = 13;
 const PF: u64 = 14;
 
-/// A machine that executes the program at `label`, with k1 and the doublewords of XMM1 1, 2, 3, 4;
-/// none if the host cannot.
-fn machine(label: unsafe extern "C" fn(), rax: u64, k1: u64) -> Option<(Ram, CpuState)> {
-    let has = std::arch::is_x86_feature_detected!("avx512bw")
-        && std::arch::is_x86_feature_detected!("avx512vl")
-        && std::arch::is_x86_feature_detected!("avx512dq");
-    if !has {
-        println!("skipped: this host has no AVX-512");
-        return None;
-    }
+/// A machine that executes the program at `label`, with k1 and the doublewords of XMM1 1, 2, 3, 4.
+fn machine(label: unsafe extern "C" fn(), rax: u64, k1: u64) -> (Ram, CpuState) {
     let ram = Ram::new(16 << 20);
     let mut st = long_mode(&ram, 0);
     // The 2 MiB page of ABSENT.
@@ -96,14 +92,25 @@ fn machine(label: unsafe extern "C" fn(), rax: u64, k1: u64) -> Option<(Ram, Cpu
     for n in 0..4_u8 {
         st.xsave.0[160 + 16 + 4 * usize::from(n)] = n + 1;
     }
-    Some((ram, st))
+    (ram, st)
 }
 
+/// Runs a program with vector instructions in software, and then as this host can.
+///
+/// Returns the second result, which must equal the first.
 fn run(ram: &Ram, st: &CpuState) -> (CpuState, Machine) {
-    let mut cpu = vcpu(ram, st);
-    let mut machine = Machine::default();
-    assert_eq!(cpu.run(&mut machine, 1000), Exit::Halted);
-    (state(&mut cpu), machine)
+    let [soft, any] = [true, false].map(|software| {
+        let mut cpu = vcpu(ram, st);
+        cpu.set_software_vectors(software);
+        let mut machine = Machine::default();
+        assert_eq!(cpu.run(&mut machine, 1000), Exit::Halted);
+        (state(&mut cpu), machine)
+    });
+    let result = |st: &CpuState| (st.rip, st.gpr, st.cr2, st.dr6, st.xsave.0.to_vec());
+    assert!(result(&soft.0) == result(&any.0), "the host differs");
+    assert_eq!(soft.1.mmio, any.1.mmio);
+    assert_eq!(soft.1.mmio_reads, any.1.mmio_reads);
+    any
 }
 
 /// The vector of the exception that ended the program, if one did.
@@ -128,9 +135,7 @@ fn doublewords(st: &CpuState) -> [u32; 4] {
 
 #[test]
 fn masked_load_does_not_read_the_other_elements() {
-    let Some((ram, st)) = machine(mk_load, ABSENT - 8, 0b11) else {
-        return;
-    };
+    let (ram, st) = machine(mk_load, ABSENT - 8, 0b11);
     let at = usize::try_from(ABSENT).unwrap() - 8;
     ram.write_u64(at, 20 << 32 | 10);
     let (st, _) = run(&ram, &st);
@@ -140,9 +145,7 @@ fn masked_load_does_not_read_the_other_elements() {
 
 #[test]
 fn masked_load_faults_at_the_first_selected_element() {
-    let Some((ram, st)) = machine(mk_load, ABSENT - 4, 0b1101) else {
-        return;
-    };
+    let (ram, st) = machine(mk_load, ABSENT - 4, 0b1101);
     let (st, _) = run(&ram, &st);
     assert_eq!((exception(&st), st.cr2), (Some(PF), ABSENT + 4));
     assert_eq!(doublewords(&st), [1, 2, 3, 4], "nothing is loaded");
@@ -150,18 +153,14 @@ fn masked_load_faults_at_the_first_selected_element() {
 
 #[test]
 fn empty_mask_suppresses_a_non_canonical_address() {
-    let Some((ram, st)) = machine(mk_load, 1 << 62, 0xf0) else {
-        return;
-    };
+    let (ram, st) = machine(mk_load, 1 << 62, 0xf0);
     let (st, _) = run(&ram, &st);
     assert_eq!(exception(&st), None);
 }
 
 #[test]
 fn masked_store_reports_a_write() {
-    let Some((ram, st)) = machine(mk_store, ABSENT - 8, 0b101) else {
-        return;
-    };
+    let (ram, st) = machine(mk_store, ABSENT - 8, 0b101);
     let (st, _) = run(&ram, &st);
     assert_eq!((exception(&st), st.cr2), (Some(PF), ABSENT));
     assert_eq!(error_code(&ram, &st), 2);
@@ -171,15 +170,11 @@ fn masked_store_reports_a_write() {
 
 #[test]
 fn masked_accesses_reach_only_their_devices_registers() {
-    let Some((ram, st)) = machine(mk_load, MMIO, 0b101) else {
-        return;
-    };
+    let (ram, st) = machine(mk_load, MMIO, 0b101);
     let (_, machine_after) = run(&ram, &st);
     assert_eq!(machine_after.mmio_reads, [(MMIO, 4), (MMIO + 8, 4)]);
 
-    let Some((ram, st)) = machine(mk_store, MMIO, 0b101) else {
-        return;
-    };
+    let (ram, st) = machine(mk_store, MMIO, 0b101);
     let (_, machine_after) = run(&ram, &st);
     assert_eq!(machine_after.mmio_reads, [], "a store reads nothing");
     let written = [(MMIO, vec![1, 0, 0, 0]), (MMIO + 8, vec![3, 0, 0, 0])];
@@ -188,9 +183,7 @@ fn masked_accesses_reach_only_their_devices_registers() {
 
 #[test]
 fn compressed_store_writes_as_many_elements_as_the_mask_selects() {
-    let Some((ram, st)) = machine(mk_compress, ABSENT - 8, 0b1010) else {
-        return;
-    };
+    let (ram, st) = machine(mk_compress, ABSENT - 8, 0b1010);
     let (st, _) = run(&ram, &st);
     assert_eq!(exception(&st), None);
     let at = usize::try_from(ABSENT).unwrap() - 8;
@@ -200,9 +193,7 @@ fn compressed_store_writes_as_many_elements_as_the_mask_selects() {
 #[test]
 fn embedded_broadcast_is_read_if_the_mask_selects_a_lane() {
     for (k1, faults) in [(0b1000, true), (0b1_0000, false)] {
-        let Some((ram, st)) = machine(mk_compare, ABSENT, k1) else {
-            return;
-        };
+        let (ram, st) = machine(mk_compare, ABSENT, k1);
         let (st, _) = run(&ram, &st);
         assert_eq!(exception(&st) == Some(PF), faults, "k1 {k1:#x}");
     }
@@ -212,9 +203,7 @@ fn embedded_broadcast_is_read_if_the_mask_selects_a_lane() {
 fn broadcast_reads_what_any_lane_needs() {
     // Lane 9 needs element 1, which is the last one before the page that is not mapped.
     for (k1, faults) in [(1 << 9, false), (1 << 10, true)] {
-        let Some((ram, st)) = machine(mk_broadcast, ABSENT - 8, k1) else {
-            return;
-        };
+        let (ram, st) = machine(mk_broadcast, ABSENT - 8, k1);
         let (st, _) = run(&ram, &st);
         assert_eq!(exception(&st) == Some(PF), faults, "k1 {k1:#x}");
     }
@@ -222,24 +211,18 @@ fn broadcast_reads_what_any_lane_needs() {
 
 #[test]
 fn instruction_without_fault_suppression_reads_all() {
-    let Some((ram, st)) = machine(mk_shuffle, ABSENT - 8, 0) else {
-        return;
-    };
+    let (ram, st) = machine(mk_shuffle, ABSENT - 8, 0);
     let (st, _) = run(&ram, &st);
     assert_eq!((exception(&st), st.cr2), (Some(PF), ABSENT));
 }
 
 #[test]
 fn extraction_checks_all_and_writes_the_selected_elements() {
-    let Some((ram, st)) = machine(mk_extract, ABSENT - 8, 0b1) else {
-        return;
-    };
+    let (ram, st) = machine(mk_extract, ABSENT - 8, 0b1);
     let (st, _) = run(&ram, &st);
     assert_eq!((exception(&st), st.cr2), (Some(PF), ABSENT));
 
-    let Some((ram, st)) = machine(mk_extract, DATA, 0b10) else {
-        return;
-    };
+    let (ram, st) = machine(mk_extract, DATA, 0b10);
     let (st, _) = run(&ram, &st);
     assert_eq!(exception(&st), None);
     let at = usize::try_from(DATA).unwrap();
@@ -249,9 +232,7 @@ fn extraction_checks_all_and_writes_the_selected_elements() {
 #[test]
 fn aligned_move_checks_alignment_whatever_the_mask() {
     for k1 in [0, 1] {
-        let Some((ram, st)) = machine(mk_aligned, DATA + 4, k1) else {
-            return;
-        };
+        let (ram, st) = machine(mk_aligned, DATA + 4, k1);
         let (st, _) = run(&ram, &st);
         assert_eq!(exception(&st), Some(GP), "k1 {k1}");
     }
@@ -261,9 +242,7 @@ fn aligned_move_checks_alignment_whatever_the_mask() {
 fn breakpoint_is_met_by_selected_elements_only() {
     for (k1, hit) in [(0b1011, false), (0b0100, true)] {
         for label in [mk_load, mk_store] {
-            let Some((ram, mut st)) = machine(label, DATA, k1) else {
-                return;
-            };
+            let (ram, mut st) = machine(label, DATA, k1);
             // Reads and writes of four bytes.
             (st.dr[0], st.dr7) = (DATA + 8, 0x000f_0402);
             let (st, _) = run(&ram, &st);
@@ -273,10 +252,25 @@ fn breakpoint_is_met_by_selected_elements_only() {
 }
 
 #[test]
+fn unmasked_exception_precedes_any_result() {
+    for (masked_off, expected) in [(0x80, None), (0x1000, None), (0x800, Some(19))] {
+        let (ram, mut st) = machine(mk_product, DATA, 0);
+        // One exception is unmasked; 2^-70 squared underflows.
+        let mxcsr: u32 = 0x1f80 & !masked_off;
+        st.xsave.0[24..28].copy_from_slice(&mxcsr.to_le_bytes());
+        st.cr4 |= 1 << 10;
+        let small = (127_u32 - 70) << 23;
+        st.xsave.0[160 + 16..160 + 20].copy_from_slice(&small.to_le_bytes());
+        let (st, _) = run(&ram, &st);
+        assert_eq!(exception(&st), expected, "without {masked_off:#x}");
+        let result = if expected.is_some() { small } else { 1 << 9 };
+        assert_eq!(doublewords(&st)[0], result, "without {masked_off:#x}");
+    }
+}
+
+#[test]
 fn suppressed_underflow_keeps_a_denormal_result() {
-    let Some((ram, mut st)) = machine(mk_tiny, DATA, 0) else {
-        return;
-    };
+    let (ram, mut st) = machine(mk_tiny, DATA, 0);
     // Underflow is unmasked.
     st.xsave.0[24..28].copy_from_slice(&0x1780_u32.to_le_bytes());
     // 2^-70, whose square is the denormal 2^-140.

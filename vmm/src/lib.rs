@@ -18,6 +18,7 @@ pub mod output;
 pub mod platform;
 pub mod probe;
 pub mod sandbox;
+pub mod screen;
 pub mod state;
 mod sync;
 pub mod vcpu;

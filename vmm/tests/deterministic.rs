@@ -161,7 +161,7 @@ fn kvm_and_the_host_cpu_model_are_rejected() {
     write_image(&folder.path().join("random"), exit_with_random_number);
     for (arguments, expected) in [
         (["--engine", "kvm"], "needs the interpreter"),
-        (["--cpu", "host"], "needs --cpu portable-v1"),
+        (["--cpu", "host"], "needs --cpu portable-v2"),
     ] {
         let output = run(folder.path(), &flat("random", &arguments));
         let text = String::from_utf8_lossy(&output.stderr);

@@ -178,7 +178,7 @@ const STEPS: &[TestStep] = &[
     step(
         "images",
         images,
-        "guest images in the interpreter, on this machine; Linux saved and debugged; exec, shared folders, disks",
+        "guest images in the interpreter, on this machine; Linux saved and debugged; exec, shared folders, disks, OVMF",
     ),
     step(
         "rdt",
@@ -414,9 +414,12 @@ fn images() -> Result<()> {
         .env("ENGINE", "interp")
         .run()?;
     packages::install(&["e2fsprogs", "mount", "util-linux"])?;
-    cmd!(shell, "sh ci/guest/machine-tests")
-        .env("HINDSIGHT", root().join(&binary))
-        .run()?;
+    packages::install(&["dosfstools", "mtools", "ovmf"])?;
+    for tests in ["machine-tests", "firmware-tests"] {
+        cmd!(shell, "sh ci/guest/{tests}")
+            .env("HINDSIGHT", root().join(&binary))
+            .run()?;
+    }
     cmd!(
         shell,
         "cargo test --release -p hindsight --test snapshot --test gdb -- --ignored"

@@ -5,7 +5,7 @@ use hindsight_regs::rdt;
 
 use super::{
     CRYSTAL_HZ, CpuModel, CpuidConfig, CpuidLeaf, CpuidRegs, EXTENDED, MAX_BASIC, MAX_EXTENDED,
-    OSPKE, OSXSAVE, XSAVE_LEGACY, crystal,
+    OSPKE, OSXSAVE, XSAVE_ALIGNED, XSAVE_LEGACY, crystal,
 };
 use crate::facility::Facilities;
 use crate::uarch::CacheGeometry;
@@ -169,7 +169,7 @@ impl<F: Fn(u32, u32) -> CpuidRegs> CpuidBuilder<'_, F> {
     /// The bits of `supported` that the model has, or for the host model all but `never`.
     fn offered(&self, supported: u32, bits: ModelBits, never: u32) -> u32 {
         match self.config.model {
-            CpuModel::SkylakeServer => supported & bits.skylake,
+            CpuModel::SkylakeServer | CpuModel::PortableV2 => supported & bits.skylake,
             CpuModel::PortableV1 => supported & bits.portable,
             CpuModel::Host => supported & !never,
         }
@@ -326,14 +326,14 @@ impl<F: Fn(u32, u32) -> CpuidRegs> CpuidBuilder<'_, F> {
         }
         let mut size = XSAVE_LEGACY;
         for component in (2..32).filter(|i| components & 1 << i != 0) {
-            let [len, offset, ..] = supported(0xd, component);
+            let [len, offset, flags, _] = supported(0xd, component);
             size = size.max(len.saturating_add(offset));
-            self.push_sub(0xd, component, [len, offset, 0, 0]);
+            self.push_sub(0xd, component, [len, offset, flags & XSAVE_ALIGNED, 0]);
         }
         let components = u32::try_from(components).unwrap_or(0);
         self.push_sub(0xd, 0, [components, XSAVE_LEGACY, size, 0]);
-        // XSAVEOPT and XGETBV with ECX = 1; no compacted format.
-        self.push_sub(0xd, 1, [supported(0xd, 1)[0] & 0b101, 0, 0, 0]);
+        // XSAVEOPT, XSAVEC, XGETBV with ECX = 1; no XSAVES.
+        self.push_sub(0xd, 1, [supported(0xd, 1)[0] & 0b111, 0, 0, 0]);
     }
 
     /// `bit` if the processor has `facility`, otherwise 0.
@@ -401,6 +401,9 @@ impl<F: Fn(u32, u32) -> CpuidRegs> CpuidBuilder<'_, F> {
         let brand = match self.config.model {
             CpuModel::PortableV1 => {
                 *b"Hindsight portable-v1 processor\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"
+            }
+            CpuModel::PortableV2 => {
+                *b"Hindsight portable-v2 processor\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"
             }
             _ => *b"Intel(R) Xeon(R) Gold 6140 CPU (Hindsight)\0\0\0\0\0\0",
         };

@@ -35,6 +35,18 @@ pub enum CpuModel {
     PortableV1,
     /// The host's features, with our facilities in place of the host's.
     Host,
+    /// `SkylakeServer` with AVX-512, which the interpreter executes with the same results on every
+    /// host.
+    ///
+    /// It is frozen: a change is another model.
+    PortableV2,
+}
+
+impl CpuModel {
+    /// Whether the model and its results are the same on every host.
+    pub const fn is_portable(self) -> bool {
+        matches!(self, Self::PortableV1 | Self::PortableV2)
+    }
 }
 
 impl fmt::Display for CpuModel {
@@ -44,6 +56,7 @@ impl fmt::Display for CpuModel {
             Self::SkylakeServer => "skylake-server",
             Self::PortableV1 => "portable-v1",
             Self::Host => "host",
+            Self::PortableV2 => "portable-v2",
         })
     }
 }
@@ -111,6 +124,8 @@ const EXTENDED: u32 = 0x8000_0000;
 const XSAVE_LEGACY: u32 = 576;
 /// CPUID.0DH.1:EAX: XSAVEC, and the size of its area in EBX.
 const XSAVEC: u32 = 1 << 1;
+/// CPUID.0DH.n:ECX: a compacted area aligns the component to 64 bytes.
+const XSAVE_ALIGNED: u32 = 1 << 1;
 /// CPUID.7.0:ECX: CR4.PKE is set.
 const OSPKE: u32 = 1 << 4;
 /// CPUID.1:ECX: CR4.OSXSAVE is set.
@@ -177,7 +192,7 @@ impl CpuidTable {
             (1, _) if cr4 & Cr4::OSXSAVE.bits() != 0 => regs[2] |= OSXSAVE,
             (7, 0) if cr4 & Cr4::PKE.bits() != 0 => regs[2] |= OSPKE,
             (0xd, 0) => regs[1] = self.xsave_size(xcr0),
-            (0xd, 1) if regs[0] & XSAVEC != 0 => regs[1] = self.xsave_size(xcr0),
+            (0xd, 1) if regs[0] & XSAVEC != 0 => regs[1] = self.compacted_size(xcr0),
             _ => {}
         }
         regs
@@ -190,6 +205,22 @@ impl CpuidTable {
             .filter_map(|i| self.find(0xd, i))
             .map(|l| l.regs[0].saturating_add(l.regs[1]))
             .fold(XSAVE_LEGACY, u32::max)
+    }
+
+    /// Bytes of the compacted XSAVE area for the components in `xcr0`.
+    fn compacted_size(&self, xcr0: u64) -> u32 {
+        (2..63)
+            .filter(|&i| xcr0 & 1 << i != 0)
+            .filter_map(|i| self.find(0xd, i))
+            .fold(XSAVE_LEGACY, |end, component| {
+                let [len, _, flags, _] = component.regs;
+                let start = if flags & XSAVE_ALIGNED != 0 {
+                    end.next_multiple_of(64)
+                } else {
+                    end
+                };
+                start.saturating_add(len)
+            })
     }
 
     fn find(&self, leaf: u32, subleaf: u32) -> Option<&CpuidLeaf> {

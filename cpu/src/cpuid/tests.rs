@@ -86,6 +86,31 @@ fn portable_model_is_the_same_on_every_host_that_has_its_features() {
 }
 
 #[test]
+fn second_portable_model_has_avx_512_and_its_state() {
+    let config = CpuidConfig {
+        model: CpuModel::PortableV2,
+        ..config(Facilities::KVM)
+    };
+    let t = CpuidTable::new(&config, |leaf, subleaf| match (leaf, subleaf) {
+        (0xd, 0) => [0x2e7, 576, 2696, 0],
+        (0xd, 2) => [256, 576, 0, 0],
+        (0xd, 5) => [64, 1088, 0, 0],
+        (0xd, 6) => [512, 1152, 0, 0],
+        (0xd, 7) => [1024, 1664, 0, 0],
+        (0xd, 9) => [8, 2688, 0, 0],
+        (0x8000_0008, _) => [48 << 8 | 46, 0, 0, 0],
+        _ => [u32::MAX; 4],
+    });
+    let [_, ebx, ..] = t.query(7, 0, 0, 0, 0);
+    let avx512 = 1 << 16 | 1 << 17 | 1 << 28 | 1 << 30 | 1 << 31;
+    assert_eq!(ebx & avx512, avx512, "F, DQ, CD, BW, VL");
+    assert_eq!(t.query(0xd, 0, 0, 0, 0xe7), [0x2e7, 2688, 2696, 0]);
+    assert_eq!(t.query(0xd, 1, 0, 0, 0xe7)[..2], [0b111, 2432], "compacted");
+    assert_eq!(t.query(0xd, 1, 0, 0, 0x2e7)[1], 2440, "compacted");
+    assert_eq!(t.query(0xd, 9, 0, 0, 0), [8, 2688, 0, 0]);
+}
+
+#[test]
 fn pmu_and_rdt_leaves_without_their_facilities_are_zero() {
     let t = table(Facilities::KVM);
     for leaf in [0xa, 0xf, 0x10, 0x14] {

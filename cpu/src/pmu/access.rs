@@ -16,6 +16,8 @@ pub(crate) const PEBS_ENABLE: u64 = 0xf_0000_000f;
 pub(crate) const LATENCY: u64 = 0xffff;
 /// The writable bits of MSR_PEBS_FRONTEND.
 pub(crate) const FRONTEND: u64 = 0x7f_ff17;
+/// The writable bits of MSR_OFFCORE_RSP_0 and 1 (rule MSR-40).
+pub(crate) const OFFCORE: u64 = 0x3f_ffff_8fff;
 
 /// An MSR of the unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +36,7 @@ enum PmuRegister {
     PebsEnable,
     LatencyThreshold,
     Frontend,
+    Offcore(usize),
 }
 
 impl PmuRegister {
@@ -52,6 +55,8 @@ impl PmuRegister {
             regs::IA32_PEBS_ENABLE => Self::PebsEnable,
             regs::MSR_PEBS_LD_LAT_THRESHOLD => Self::LatencyThreshold,
             regs::MSR_PEBS_FRONTEND => Self::Frontend,
+            regs::MSR_OFFCORE_RSP_0 => Self::Offcore(0),
+            regs::MSR_OFFCORE_RSP_1 => Self::Offcore(1),
             _ => from(regs::IA32_PMC0, GP)
                 .map(Self::Legacy)
                 .or_else(|| from(regs::IA32_A_PMC0, GP).map(Self::Counter))
@@ -76,6 +81,7 @@ impl Pmu {
             Some(PmuRegister::PebsEnable) => self.pebs_enable,
             Some(PmuRegister::LatencyThreshold) => self.latency_threshold,
             Some(PmuRegister::Frontend) => self.frontend,
+            Some(PmuRegister::Offcore(n)) => self.offcore[n],
             // Rule PMU-19.
             Some(PmuRegister::StatusReset | PmuRegister::StatusSet) | None => 0,
         }
@@ -102,6 +108,7 @@ impl Pmu {
             Some(PmuRegister::PebsEnable) => self.write_pebs_enable(value),
             Some(PmuRegister::LatencyThreshold) => self.latency_threshold = value,
             Some(PmuRegister::Frontend) => self.frontend = value,
+            Some(PmuRegister::Offcore(n)) => self.offcore[n] = value,
             Some(PmuRegister::Status | PmuRegister::InUse) | None => {}
         }
         self.refresh();

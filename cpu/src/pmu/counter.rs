@@ -101,6 +101,8 @@ pub struct Pmu {
     pub(super) pebs_enable: u64,
     pub(super) latency_threshold: u64,
     pub(super) frontend: u64,
+    /// MSR_OFFCORE_RSP_0 and 1.
+    pub(super) offcore: [u64; 2],
     /// PEBS counters that overflowed and take their record at the next event: bit n for counter n.
     pub(super) armed: u8,
     /// PEBS counters whose record must be stored now.
@@ -131,6 +133,7 @@ impl Pmu {
             pebs_enable: 0,
             latency_threshold: 0,
             frontend: 0,
+            offcore: [0; 2],
             armed: 0,
             due: 0,
             running: [None; ALL],
@@ -296,7 +299,7 @@ impl Pmu {
         if !select.has(EventSelect::ENABLE) {
             return None;
         }
-        let mut event = PmuEvent::selected(select, counter);
+        let mut event = PmuEvent::selected(select, counter, &self.offcore);
         if !self.config.uarch && event.kinds.intersects(EventKinds::MODELLED) {
             event = PmuEvent::default();
         }

@@ -76,10 +76,22 @@ pub enum EventKind {
     RtmCapacity,
     /// A line was filled into the L1 for data.
     L1Replacement,
+    /// A load requested a line from the L3, which had it.
+    OffcoreReadHit,
+    /// A load requested a line from the L3, which read it from memory.
+    OffcoreReadMiss,
+    /// A store requested a line from the L3, which had it.
+    OffcoreOwnHit,
+    /// A store requested a line from the L3, which read it from memory.
+    OffcoreOwnMiss,
+    /// A fetch requested a line from the L3, which had it.
+    OffcoreCodeHit,
+    /// A fetch requested a line from the L3, which read it from memory.
+    OffcoreCodeMiss,
 }
 
 /// Number of kinds.
-const KINDS: usize = EventKind::L1Replacement as usize + 1;
+const KINDS: usize = EventKind::OffcoreCodeMiss as usize + 1;
 
 /// The privilege ring in which an event happened.
 ///
@@ -124,7 +136,7 @@ impl Rings {
 
 /// A set of kinds; a counter counts the sum of its kinds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EventKinds(u32);
+pub struct EventKinds(u64);
 
 impl EventKinds {
     /// The empty set.
@@ -146,6 +158,12 @@ impl EventKinds {
         EventKind::LlcReference,
         EventKind::LlcMiss,
         EventKind::L1Replacement,
+        EventKind::OffcoreReadHit,
+        EventKind::OffcoreReadMiss,
+        EventKind::OffcoreOwnHit,
+        EventKind::OffcoreOwnMiss,
+        EventKind::OffcoreCodeHit,
+        EventKind::OffcoreCodeMiss,
     ]);
     /// The kinds that only the cache model reports.
     pub const CACHES: Self = Self(Self::LEVELS.0 | Self::LINES.0);
@@ -196,6 +214,11 @@ impl EventKinds {
         Self(set)
     }
 
+    /// The kinds of either set.
+    pub const fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
     /// Whether a kind is in both sets.
     pub const fn intersects(self, other: Self) -> bool {
         self.0 & other.0 != 0
@@ -220,9 +243,42 @@ const fn key(class: BranchClass, ring: Ring, mispredicted: bool) -> usize {
 /// How often each kind of event has happened, by ring.
 ///
 /// Only differences count, modulo 2^64.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(
+    feature = "serde",
+    serde(into = "SavedTotals", try_from = "SavedTotals")
+)]
 pub struct EventTotals([[u64; 2]; KINDS]);
+
+/// The totals in a snapshot, in the order of the kinds.
+#[cfg(feature = "serde")]
+type SavedTotals = Vec<[u64; 2]>;
+
+#[cfg(feature = "serde")]
+impl From<EventTotals> for SavedTotals {
+    fn from(totals: EventTotals) -> Self {
+        totals.0.to_vec()
+    }
+}
+
+#[cfg(feature = "serde")]
+impl TryFrom<SavedTotals> for EventTotals {
+    type Error = &'static str;
+
+    fn try_from(saved: SavedTotals) -> Result<Self, Self::Error> {
+        let totals = saved.try_into();
+        totals
+            .map(Self)
+            .map_err(|_| "another number of event kinds")
+    }
+}
+
+impl Default for EventTotals {
+    fn default() -> Self {
+        Self([[0; 2]; KINDS])
+    }
+}
 
 impl EventTotals {
     /// Adds `count` events of a kind.

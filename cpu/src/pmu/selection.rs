@@ -133,6 +133,49 @@ const EVENTS: &[EventRow] = {
     ]
 };
 
+/// What MSR_OFFCORE_RSP_x selects of the requests to the L3.
+///
+/// SDM Vol. 3B, "Off-core Response Performance Monitoring", and the event list of first-generation
+/// Xeon Scalable processors. There are no prefetches and no other sockets, and no request is snooped
+/// in another core.
+mod offcore {
+    pub(super) const DATA_READ: u64 = 1 << 0;
+    pub(super) const OWNERSHIP: u64 = 1 << 1;
+    pub(super) const CODE_READ: u64 = 1 << 2;
+    /// All responses; the other bits of the response do not matter.
+    pub(super) const ANY_RESPONSE: u64 = 1 << 16;
+    /// The L3 had the line: in the states M, E, S and F.
+    pub(super) const L3_HIT: u64 = 0xf << 18;
+    /// Memory of this socket had it.
+    pub(super) const LOCAL_MEMORY: u64 = 1 << 26;
+    /// The results of snoops: none was needed for any of these requests.
+    pub(super) const NO_SNOOP: u64 = 0b11 << 31;
+}
+
+/// The kinds that offcore response events count with this MSR_OFFCORE_RSP_x.
+fn offcore_kinds(select: u64) -> EventKinds {
+    use EventKind as K;
+    let has = |bits| select & bits != 0;
+    let any = has(offcore::ANY_RESPONSE);
+    let snooped = has(offcore::NO_SNOOP);
+    let hit = any || has(offcore::L3_HIT) && snooped;
+    let miss = any || has(offcore::LOCAL_MEMORY) && snooped;
+    let requests = [
+        (offcore::DATA_READ, K::OffcoreReadHit, K::OffcoreReadMiss),
+        (offcore::OWNERSHIP, K::OffcoreOwnHit, K::OffcoreOwnMiss),
+        (offcore::CODE_READ, K::OffcoreCodeHit, K::OffcoreCodeMiss),
+    ];
+    let mut kinds = EventKinds::NONE;
+    for (_, on_hit, on_miss) in requests.into_iter().filter(|&(request, ..)| has(request)) {
+        for (counted, kind) in [(hit, on_hit), (miss, on_miss)] {
+            if counted {
+                kinds = kinds.union(EventKinds::of(&[kind]));
+            }
+        }
+    }
+    kinds
+}
+
 /// The counter that has INST_RETIRED.PREC_DIST, C0H/01H.
 const PREC_DIST_COUNTER: usize = 1;
 /// The counter mask with which perf selects cycles: more than can retire in one cycle.
@@ -140,7 +183,9 @@ const ALL_CYCLES_MASK: u8 = 0x10;
 
 impl PmuEvent {
     /// What general-purpose counter `counter` counts with this selection, once it is enabled.
-    pub fn selected(select: EventSelect, counter: usize) -> Self {
+    ///
+    /// `offcore` is MSR_OFFCORE_RSP_0 and 1.
+    pub fn selected(select: EventSelect, counter: usize, offcore: &[u64; 2]) -> Self {
         let (event, umask) = (select.event(), select.umask());
         let instructions =
             event == 0xc0 && (umask == 0x00 || (umask == 0x01 && counter == PREC_DIST_COUNTER));
@@ -151,6 +196,9 @@ impl PmuEvent {
             (0, false) if instructions && umask == 0x01 => {
                 Self::precise(EventKinds::INSTRUCTIONS, PebsTiming::Here)
             }
+            // OFFCORE_RESPONSE (rule EVT-15).
+            (0, false) if (event, umask) == (0xb7, 0x01) => Self::plain(offcore_kinds(offcore[0])),
+            (0, false) if (event, umask) == (0xbb, 0x01) => Self::plain(offcore_kinds(offcore[1])),
             (0, false) => EVENTS
                 .iter()
                 .find(|row| (row.0, row.1) == (event, umask))

@@ -3,7 +3,7 @@
 use hindsight_regs::pmu::{COUNTER_MASK, EventSelect, global};
 use thiserror::Error;
 
-use super::access::{FIXED_CONTROL, FRONTEND, LATENCY, PEBS_ENABLE, SELECT};
+use super::access::{FIXED_CONTROL, FRONTEND, LATENCY, OFFCORE, PEBS_ENABLE, SELECT};
 use super::counter::{ALL, GP, Pmu};
 use super::events::EventTotals;
 
@@ -27,6 +27,8 @@ pub struct PmuState {
     pub latency_threshold: u64,
     /// MSR_PEBS_FRONTEND.
     pub frontend: u64,
+    /// MSR_OFFCORE_RSP_0 and 1.
+    pub offcore: [u64; 2],
     /// PEBS counters that overflowed and take their record at the next event: bit n for counter n.
     pub armed: u8,
     /// PEBS counters whose record must be stored now: bit n for counter n.
@@ -62,6 +64,7 @@ impl Pmu {
             pebs_enable: self.pebs_enable,
             latency_threshold: self.latency_threshold,
             frontend: self.frontend,
+            offcore: self.offcore,
             armed: self.armed,
             due: self.due,
             counted: self.counted,
@@ -97,6 +100,9 @@ impl Pmu {
         check("PEBS enable", state.pebs_enable, pebs)?;
         check("load latency threshold", state.latency_threshold, LATENCY)?;
         check("PEBS front end", state.frontend, FRONTEND)?;
+        for value in state.offcore {
+            check("offcore response", value, OFFCORE)?;
+        }
         check(
             "set of overflowed PEBS counters",
             state.armed.into(),
@@ -120,6 +126,7 @@ impl Pmu {
         self.pebs_enable = state.pebs_enable;
         self.latency_threshold = state.latency_threshold;
         self.frontend = state.frontend;
+        self.offcore = state.offcore;
         self.armed = state.armed;
         self.due = state.due;
         self.counted = state.counted;

@@ -743,6 +743,55 @@ proptest! {
     }
 }
 
+/// Rules EVT-15, MSR-40.
+#[test]
+fn offcore_response_counts_the_requests_and_responses_that_its_register_selects() {
+    use super::events::EventKind::{
+        OffcoreCodeHit, OffcoreCodeMiss, OffcoreOwnHit, OffcoreOwnMiss, OffcoreReadHit,
+        OffcoreReadMiss,
+    };
+    const ANY_SNOOP: u64 = 0x3f_8000_0000;
+    let reads_and_stores = |select| {
+        let mut counts = [0; 2];
+        for (count, (event, register)) in counts.iter_mut().zip([
+            (0xb7, regs::MSR_OFFCORE_RSP_0),
+            (0xbb, regs::MSR_OFFCORE_RSP_1),
+        ]) {
+            let mut rig = Rig::new();
+            rig.select(0, event, 1, ON);
+            // The counter is enabled before its register is written.
+            rig.pmu.write(register, select);
+            assert_eq!(rig.pmu.read(register), select);
+            for (kind, n) in [
+                (OffcoreReadHit, 1),
+                (OffcoreReadMiss, 10),
+                (OffcoreOwnHit, 100),
+                (OffcoreOwnMiss, 1000),
+                (OffcoreCodeHit, 10_000),
+                (OffcoreCodeMiss, 100_000),
+            ] {
+                let _ = rig.report(kind, Ring::User, n);
+            }
+            *count = rig.pmu.read(PMC);
+        }
+        assert_eq!(counts[0], counts[1], "{select:#x}");
+        counts[0]
+    };
+    // What Linux selects for LLC-loads, LLC-load-misses, LLC-stores and node-load-misses.
+    assert_eq!(reads_and_stores(1 | 1 << 16 | ANY_SNOOP), 11);
+    assert_eq!(reads_and_stores(1 | 0xf << 26 | 1 << 17 | ANY_SNOOP), 10);
+    assert_eq!(reads_and_stores(1 << 1 | 1 << 16 | ANY_SNOOP), 1100);
+    assert_eq!(
+        reads_and_stores(1 | 0b111 << 27 | ANY_SNOOP),
+        0,
+        "memory of other sockets"
+    );
+    assert_eq!(reads_and_stores(0b111 | 0xf << 18 | 1 << 31), 10_101);
+    assert_eq!(reads_and_stores(1 | 1 << 26), 0, "no result of a snoop");
+    assert_eq!(reads_and_stores(1 << 7 | 1 << 16), 0, "prefetches");
+    assert_eq!(reads_and_stores(0), 0);
+}
+
 /// Rules EVT-07, EVT-08.
 #[test]
 fn events_of_the_uarch_models_count_only_with_them() {

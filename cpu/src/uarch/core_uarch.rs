@@ -133,6 +133,15 @@ struct ServedLines {
     l1_fills: u64,
 }
 
+/// The kinds of requests to the L3 for an access: those that hit it, and those that missed it.
+const fn offcore_kinds(access: CacheAccess) -> (EventKind, EventKind) {
+    match access {
+        CacheAccess::Load => (EventKind::OffcoreReadHit, EventKind::OffcoreReadMiss),
+        CacheAccess::Store => (EventKind::OffcoreOwnHit, EventKind::OffcoreOwnMiss),
+        CacheAccess::Code => (EventKind::OffcoreCodeHit, EventKind::OffcoreCodeMiss),
+    }
+}
+
 /// The branch predictor and the caches of one core.
 #[derive(Clone, Debug, Default)]
 pub struct CoreUarch {
@@ -175,6 +184,9 @@ impl CoreUarch {
                 events.add(EventKind::LlcReference, served.references);
                 events.add(EventKind::LlcMiss, served.misses);
                 events.add(EventKind::L1Replacement, served.l1_fills);
+                let (hit, miss) = offcore_kinds(access.kind);
+                events.add(hit, served.references - served.misses);
+                events.add(miss, served.misses);
                 (references, fills) = (references + served.references, fills + served.l1_fills);
                 served.level
             });

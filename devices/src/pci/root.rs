@@ -67,6 +67,8 @@ pub struct PciRoot {
     first_slot: u8,
     functions: Vec<VirtioFunction>,
     lines: IntxLines,
+    /// The state after the bus was built.
+    first: PciRootState,
 }
 
 /// Bus 0, as the configuration ports, ECAM and the BARs' window share it.
@@ -98,12 +100,31 @@ impl PciRoot {
             Bridge::Generic => (ConfigSpace::new(HOST_BRIDGE), None),
             Bridge::Pc => (chipset::host_bridge(), Some(Chipset::new())),
         };
-        Self {
+        let mut root = Self {
             host_bridge,
             chipset,
             first_slot: bridge.first_slot(),
             functions: functions.collect(),
             lines,
+            first: PciRootState::default(),
+        };
+        root.first = root.save();
+        root
+    }
+
+    /// Applies a reset of the machine: registers as firmware finds them, devices without a driver.
+    ///
+    /// Disks keep what was written to them.
+    pub fn reset(&mut self) {
+        self.host_bridge.restore(&self.first.host_bridge);
+        if let Some(chipset) = &mut self.chipset {
+            chipset.restore(&self.first.chipset);
+        }
+        for (function, first) in self.functions.iter_mut().zip(&self.first.functions) {
+            function.bus_reset(first);
+        }
+        for slot in (self.first_slot..).take(self.functions.len()) {
+            self.update_line(slot);
         }
     }
 

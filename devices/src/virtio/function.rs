@@ -215,6 +215,13 @@ impl VirtioFunction {
         self.device.reset();
     }
 
+    /// Applies a reset of the bus: the registers of `first`, and a device without a driver.
+    pub fn bus_reset(&mut self, first: &VirtioFunctionState) {
+        self.config.restore(&first.config);
+        self.msix.restore(&first.msix);
+        self.reset();
+    }
+
     /// Whether the function asserts INTA#.
     pub fn intx_level(&self) -> bool {
         self.common.isr != 0 && !self.msix.is_enabled(&self.config) && !self.config.intx_disabled()

@@ -193,3 +193,22 @@ fn impossible_queue_states_are_refused() {
     }
     assert_eq!(driver.function().save(), saved);
 }
+
+#[test]
+fn reset_of_the_bus_leaves_a_function_without_driver_and_address() {
+    let mut driver = driver();
+    let first = Driver::new(Box::new(Entropy::new(Box::new(SeededEntropy::new(1)))))
+        .function()
+        .save();
+    driver
+        .function()
+        .config_write(0x10, &0xd000_0000_u32.to_le_bytes());
+    assert!(driver.function().decode(0xd000_0000, 4).is_some());
+    driver.function().bus_reset(&first);
+    assert_eq!(driver.function().save(), first);
+    assert!(driver.function().decode(0xd000_0000, 4).is_none());
+    driver.function().config_write(4, &[2, 0]);
+    assert!(driver.function().decode(0xc000_0000, 4).is_some());
+    driver.start(0);
+    assert_eq!(driver.request(0, &[], 4).len(), 4);
+}

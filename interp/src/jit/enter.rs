@@ -14,6 +14,7 @@ use crate::mmu::AccessKind;
 use crate::platform::BranchClass;
 use crate::registers::{Reg, Registers};
 use crate::seg::canonical;
+use crate::thunk::host::has_zmm;
 use crate::thunk::vectors::{AVX, HI16, OPMASK, SSE, Vectors, ZMM_HI};
 use hindsight_regs::cr::{Cr0, Cr4};
 use hindsight_translate::{EdgeId, Entry, EntryState, JumpKeys, UnitExit, UnitId, VectorLevel};
@@ -100,8 +101,13 @@ impl Core {
             VectorLevel::Sse
         } else if self.state.xcr0 & (OPMASK | ZMM_HI | HI16) != OPMASK | ZMM_HI | HI16 {
             VectorLevel::Avx
-        } else {
+        } else if has_zmm() {
             VectorLevel::Avx512
+        } else if self.vec.has_upper_halves() {
+            // The host's VEX instructions do not clear the bits above its YMM registers.
+            VectorLevel::Sse
+        } else {
+            VectorLevel::Avx
         }
     }
 

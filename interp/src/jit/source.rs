@@ -149,6 +149,7 @@ impl Core {
                     || !in_cpuid
                     || !host_has(&i)
                     || uncounted
+                    || self.thunks.policy.applies(&i)
                     || self.portable && is_x87(&i),
                 joined,
                 aligned: !invalid && facts::needs_alignment(&i, i.memory_size().size()),

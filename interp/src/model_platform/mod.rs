@@ -196,7 +196,7 @@ impl<B: Bus, I: InterruptController> MsrHandler for ModelPlatform<B, I> {
     }
 
     fn portable_results(&self) -> bool {
-        self.cpuid.model() == CpuModel::PortableV1
+        self.cpuid.model().is_portable()
     }
 }
 

@@ -1,6 +1,7 @@
 //! The cache of a processor's thunks.
 
 use super::codegen::{self, Bank, Thunk};
+use super::host::SoftwarePolicy;
 use iced_x86::{Instruction, Register};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,6 +26,8 @@ pub(crate) struct Thunks {
     by_insn: Vec<Option<Arc<Thunk>>>,
     /// The [`CodeCache::epoch`](crate::code::CodeCache::epoch) in which `by_insn` is valid.
     epoch: u64,
+    /// Which instructions are executed in software.
+    pub(crate) policy: SoftwarePolicy,
 }
 
 impl Thunks {
@@ -53,6 +56,7 @@ impl Thunks {
     /// Returns `None` if the instruction cannot have a thunk. If there are too many thunks, all are
     /// dropped, so no thunk may be running.
     pub(super) fn find_or_build(&mut self, insn: &Instruction) -> Option<Arc<Thunk>> {
+        let software = self.policy.applies(insn);
         let (bytes, registers) = codegen::redirect(insn)?;
         let key = (bytes, registers.for_rsp);
         if let Some(thunk) = self.known.get(&key) {
@@ -61,10 +65,11 @@ impl Thunks {
         if self.known.len() >= THUNKS_MAX {
             *self = Self {
                 epoch: self.epoch,
+                policy: self.policy,
                 ..Self::default()
             };
         }
-        let made = codegen::build(&mut self.bank, insn, &key.0, registers).map(Arc::new);
+        let made = codegen::build(&mut self.bank, insn, &key.0, registers, software).map(Arc::new);
         self.known.insert(key, made.clone());
         made
     }

@@ -8,6 +8,7 @@
 
 use super::masking::Masking;
 use super::vectors::Vectors;
+use crate::softvec::SoftInstruction;
 use hindsight_translate::wide_moves;
 use iced_x86::{
     Code, Encoder, EncodingKind, Instruction, InstructionInfoFactory, InstructionInfoOptions,
@@ -34,15 +35,26 @@ pub(super) struct Access {
     pub(super) masking: Option<Masking>,
 }
 
+/// What executes the instruction of a thunk.
+#[derive(Debug)]
+enum Body {
+    /// Machine code at this address.
+    Code(usize),
+    /// The interpreter, as the host has no such instruction.
+    Software(SoftInstruction),
+}
+
 /// One generated thunk.
 #[derive(Debug)]
 pub(super) struct Thunk {
-    entry: usize,
+    body: Body,
     pub(super) class: Class,
     pub(super) mmx: bool,
     /// Whether the instruction uses vector registers or MXCSR.
     pub(super) vector: bool,
     pub(super) flags: bool,
+    /// Whether the host executes it and it clears the bits above the vector registers it writes.
+    pub(super) clears_upper: bool,
     pub(super) gpr_read: Vec<u8>,
     /// Registers that the instruction writes, with their width in bytes.
     pub(super) gpr_write: Vec<(u8, u8)>,
@@ -226,11 +238,14 @@ fn uses(chosen: &RegisterChoice) -> Uses {
 }
 
 /// Generates the thunk of a redirected instruction.
+///
+/// With `software`, the thunk computes the instruction without code.
 pub(super) fn build(
     bank: &mut Bank,
     original: &Instruction,
     bytes: &[u8],
     chosen: RegisterChoice,
+    software: bool,
 ) -> Option<Thunk> {
     let u = uses(&chosen);
     let fpu = chosen.insn.cpuid_features().iter().any(|f| {
@@ -247,14 +262,19 @@ pub(super) fn build(
         (_, true) => Class::Vector,
         _ => Class::Integer,
     };
-    let mut e = Emit(Vec::new(), true);
-    let c = chosen.context;
-    prologue(&mut e, &chosen, &u, class, vector, wide);
-    e.0.extend_from_slice(bytes);
-    epilogue(&mut e, c, &chosen, &u, class, vector, wide);
-    if !e.1 {
-        return None;
-    }
+    let body = if software {
+        Body::Software(SoftInstruction::of(original)?)
+    } else {
+        let mut e = Emit(Vec::new(), true);
+        let c = chosen.context;
+        prologue(&mut e, &chosen, &u, class, vector, wide);
+        e.0.extend_from_slice(bytes);
+        epilogue(&mut e, c, &chosen, &u, class, vector, wide);
+        if !e.1 {
+            return None;
+        }
+        Body::Code(bank.add(&e.0)?)
+    };
     let memory = (0..original.op_count())
         .find(|&n| original.op_kind(n) == OpKind::Memory)
         .map(|n| access(original, n));
@@ -269,9 +289,10 @@ pub(super) fn build(
         }
     };
     Some(Thunk {
-        entry: bank.add(&e.0)?,
+        body,
         class,
         mmx: u.mmx && !x87,
+        clears_upper: wide && !software,
         vector,
         flags: chosen.insn.rflags_modified() != 0,
         gpr_read: u.gpr.iter().map(|g| name(g.0)).collect(),
@@ -502,7 +523,10 @@ impl Drop for Bank {
 impl Thunk {
     /// Executes the instruction with the registers of `vectors`.
     pub(super) fn call(&self, vectors: &mut Vectors) {
-        let entry = std::ptr::with_exposed_provenance::<()>(self.entry);
+        let entry = match &self.body {
+            Body::Code(address) => std::ptr::with_exposed_provenance::<()>(*address),
+            Body::Software(instruction) => return instruction.call(vectors),
+        };
         // SAFETY: `entry` is code that `build` generated: it follows the C calling convention,
         // touches only the context, and its instruction can raise no exception, as floating-point
         // exceptions are masked and the memory operand is the buffer inside the context.

@@ -9,9 +9,12 @@
 //! the host would raise one only at the next x87 instruction, and the thunk saves the x87 state
 //! before that.
 
+#[cfg(test)]
+mod against_host;
 pub(crate) mod cache;
 mod codegen;
 mod elements;
+pub(crate) mod host;
 mod masking;
 mod memory;
 mod run;

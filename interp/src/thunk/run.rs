@@ -1,7 +1,7 @@
 //! Chooses a thunk, runs it and commits its results.
 
 use super::codegen::{Class, Thunk};
-use super::memory;
+use super::{host, memory};
 use crate::core::{Core, Op};
 use crate::fault::Fault;
 use crate::flags::LazyFlags;
@@ -154,7 +154,7 @@ fn execute(c: &mut Core, o: &Op, i: &Instruction, t: &Thunk) -> Result<bool, Fau
 fn execute_vector(c: &mut Core, i: &Instruction, t: &Thunk) -> Done {
     let guest = c.vec.mxcsr;
     let open = !(guest >> 7) & 0x3f;
-    c.vec.backup(t);
+    c.vec.backup(&t.vec_write, t.mmx);
     let mut run = (guest | 0x1f80) & !0x3f;
     if open & UNDERFLOW != 0 {
         match tiny_results(i) {
@@ -169,7 +169,7 @@ fn execute_vector(c: &mut Core, i: &Instruction, t: &Thunk) -> Done {
     let mut raised = run_masked(c, t, run);
     if raised & open & UNDERFLOW != 0 && raised & open & BEFORE == 0 {
         // The last run flushed to zero, which the guest did not request: discard its results.
-        c.vec.restore(t);
+        c.vec.restore(&t.vec_write, t.mmx);
         raised = UNDERFLOW | run_masked(c, t, run & !FLUSH_TO_ZERO);
     }
     let halves = i.mnemonic() == M::Vcvtps2ph && !suppresses_exceptions(i);
@@ -181,7 +181,7 @@ fn execute_vector(c: &mut Core, i: &Instruction, t: &Thunk) -> Done {
     }
     c.vec.mxcsr = guest | raised;
     if raised & open != 0 {
-        c.vec.restore(t);
+        c.vec.restore(&t.vec_write, t.mmx);
         let xm = c.cr4(Cr4::OSXMMEXCPT);
         return Err(if xm {
             Fault::NoCode(Vector::XM)
@@ -311,6 +311,12 @@ pub(crate) fn last_opcode(i: &Instruction) -> u16 {
 }
 
 fn commit(c: &mut Core, o: &Op, t: &Thunk) {
+    if t.clears_upper && !host::has_zmm() {
+        // The host wrote YMM registers: the bits above them become zero too.
+        for &reg in &t.vec_write {
+            c.vec.zmm[usize::from(reg & 31)][32..].fill(0);
+        }
+    }
     for &(reg, size) in &t.gpr_write {
         let v = c.vec.gpr[usize::from(reg & 15)];
         c.regs.write_sized(Reg::general(reg), size, v);

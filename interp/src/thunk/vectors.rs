@@ -1,6 +1,5 @@
 //! The vector and x87 registers, laid out for the thunks.
 
-use super::codegen::Thunk;
 use hindsight_cpu::state::XsaveArea;
 use std::mem::offset_of;
 
@@ -264,22 +263,24 @@ impl Vectors {
         self.fsw() & !self.fcw() & 0x3f
     }
 
-    pub(super) fn backup(&mut self, t: &Thunk) {
-        for (saved, &reg) in self.saved.iter_mut().zip(&t.vec_write) {
+    /// Saves the vector registers in `written`, the opmask registers, and with `mmx` the MMX state.
+    pub(super) fn backup(&mut self, written: &[u8], mmx: bool) {
+        for (saved, &reg) in self.saved.iter_mut().zip(written) {
             *saved = self.zmm[usize::from(reg & 31)];
         }
         self.saved_k = self.k;
-        if t.mmx {
+        if mmx {
             self.saved_fx.copy_from_slice(&self.fx[..160]);
         }
     }
 
-    pub(super) fn restore(&mut self, t: &Thunk) {
-        for (saved, &reg) in self.saved.iter().zip(&t.vec_write) {
+    /// Restores what [`Vectors::backup`] saved.
+    pub(super) fn restore(&mut self, written: &[u8], mmx: bool) {
+        for (saved, &reg) in self.saved.iter().zip(written) {
             self.zmm[usize::from(reg & 31)] = *saved;
         }
         self.k = self.saved_k;
-        if t.mmx {
+        if mmx {
             self.restore_mmx();
         }
     }
@@ -301,6 +302,11 @@ impl Vectors {
         for reg in self.zmm.iter_mut().take(count) {
             reg[if all { 0 } else { 16 }..].fill(0);
         }
+    }
+
+    /// Whether a ZMM register that VEX instructions name has bits above its YMM register.
+    pub(crate) fn has_upper_halves(&self) -> bool {
+        self.zmm[..16].iter().any(|r| r[32..] != [0; 32])
     }
 
     /// Returns the components that are not in their initial state.

@@ -8,10 +8,10 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use crate::boot::BootError;
 use crate::boot::placement::PlacedPart;
-use crate::memory::layout::{EXTENDED_START, FIRMWARE_MAX, FIRMWARE_MIN, PCI_HOLE_END};
+use crate::memory::layout::{
+    EXTENDED_START, FIRMWARE_COPY_MAX, FIRMWARE_MAX, FIRMWARE_MIN, PCI_HOLE_END, to_usize,
+};
 
-/// Most bytes of the copy below 1 MiB.
-const LOW_COPY_MAX: usize = 0x2_0000;
 /// Granularity of an image's size, which KVM maps in pages.
 const PAGE: usize = 0x1000;
 
@@ -32,7 +32,7 @@ pub fn check(image: &[u8]) -> Result<(), BootError> {
 /// Writes the image to its two places in `memory`.
 pub(super) fn write(memory: &GuestMemoryMmap, image: &[u8]) -> Result<Vec<PlacedPart>, BootError> {
     check(image)?;
-    let low = &image[image.len() - image.len().min(LOW_COPY_MAX)..];
+    let low = &image[image.len() - image.len().min(to_usize(FIRMWARE_COPY_MAX))..];
     let parts = [
         ("the copy of the firmware below 1 MiB", EXTENDED_START, low),
         ("the firmware", PCI_HOLE_END, image),

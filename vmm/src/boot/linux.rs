@@ -27,6 +27,12 @@ mod offset {
     /// The second byte of a short jump over the header: the offset of its end from 0x202.
     pub(super) const JUMP: usize = 0x201;
     pub(super) const MAGIC: usize = 0x202;
+    pub(super) const ORIG_VIDEO_MODE: usize = 0x06;
+    pub(super) const ORIG_VIDEO_COLS: usize = 0x07;
+    pub(super) const ORIG_VIDEO_EGA_BX: usize = 0x0a;
+    pub(super) const ORIG_VIDEO_LINES: usize = 0x0e;
+    pub(super) const ORIG_VIDEO_IS_VGA: usize = 0x0f;
+    pub(super) const ORIG_VIDEO_POINTS: usize = 0x10;
     pub(super) const VERSION: usize = 0x206;
     pub(super) const TYPE_OF_LOADER: usize = 0x210;
     pub(super) const LOADFLAGS: usize = 0x211;
@@ -69,7 +75,7 @@ const VIDEO_NORMAL: u16 = 0xffff;
 const PAGE: u64 = 0x1000;
 
 /// Whether `image` has the boot flag and the setup header's magic.
-pub(super) fn has_header(image: &[u8]) -> bool {
+pub fn has_header(image: &[u8]) -> bool {
     u16_at(image, offset::BOOT_FLAG) == Some(0xaa55)
         && image
             .get(offset::MAGIC..)
@@ -178,6 +184,9 @@ pub(super) fn load<'a>(
     }
     let kernel = place_kernel(placement, request.image, &header)?;
     let mut params = parameters(layout, request.image, &header);
+    if request.text_screen {
+        put_text_screen(&mut params);
+    }
     put(&mut params, offset::CODE32_START, address32(kernel));
     if let Some(initrd) = request.initrd {
         let within = EXTENDED_START..u64::from(header.initrd_last) + 1;
@@ -225,6 +234,21 @@ fn place_kernel<'a>(
     }
     let above = header.preferred.max(EXTENDED_START)..placement.ram_end();
     placement.fit_sized("kernel", size, data, align, above, Fit::Lowest)
+}
+
+/// The fields of `screen_info` that make a kernel use the text screen: mode 3 of a VGA.
+fn put_text_screen(params: &mut [u8]) {
+    let fields = [
+        (offset::ORIG_VIDEO_MODE, 3),
+        (offset::ORIG_VIDEO_COLS, 80),
+        (offset::ORIG_VIDEO_EGA_BX, 3),
+        (offset::ORIG_VIDEO_LINES, 25),
+        (offset::ORIG_VIDEO_IS_VGA, 1),
+        (offset::ORIG_VIDEO_POINTS, 16),
+    ];
+    for (at, value) in fields {
+        put(params, at, [value]);
+    }
 }
 
 /// The boot parameters: the file's setup header with the loader's fields, except addresses.

@@ -24,6 +24,7 @@ mod elf_file;
 mod entry;
 mod error;
 mod firmware;
+mod firmware_vars;
 mod flat;
 mod linux;
 mod load;
@@ -38,6 +39,8 @@ mod tests;
 
 pub use error::{BootError, MemoryHint};
 pub use firmware::check as check_firmware;
+pub use firmware_vars::{FirmwareVarsError, open_firmware_vars};
+pub use linux::has_header as is_linux;
 pub use load::{LoadedImage, detect, load};
 pub use placement::PlacedPart;
 pub use request::{BootModule, EntryMode, LoadRequest, Protocol};

@@ -71,6 +71,10 @@ pub struct LoadRequest<'a> {
     pub initrd: Option<&'a [u8]>,
     /// Modules of PVH, ELF and multiboot images.
     pub modules: Vec<BootModule<'a>>,
+    /// The machine has a screen, in text mode 3.
+    pub text_screen: bool,
+    /// The option ROM of the screen, which firmware runs.
+    pub vga_bios: Option<&'a [u8]>,
     /// The command line, without a final NUL; empty if there is none.
     pub cmdline: Vec<u8>,
     /// Flat images: the load address. Default: 0x7c00 in real mode, otherwise 0x100000.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::{Args, Parser, ValueHint};
+use hindsight_cpu::cpuid::CpuModel;
 
 use super::config::{ConfigArgs, EngineArg, Number, OptionWord, RunConfig};
 use super::logging::{LogSettings, Logging};
@@ -106,17 +107,20 @@ pub fn run(args: &DiffArgs) -> anyhow::Result<ExitCode> {
     logging.open_files()?;
     common.determinism.deterministic = true;
     let sides = [("--a", &args.a), ("--b", &args.b)];
-    let [a, b] = sides.map(|(name, options)| {
-        side_config(&common, options).with_context(|| format!("{name} {options:?}"))
-    });
-    let (a, b) = (a?, b?);
+    let mut configs = side_configs(&common, sides)?;
+    if common.machine.cpu.is_none() && configs.iter().any(is_in_kvm) {
+        // KVM stores XSAVE areas in the layout of its host's processor.
+        common.machine.cpu = Some(OptionWord(CpuModel::PortableV1.into()));
+        configs = side_configs(&common, sides)?;
+    }
+    let [a, b] = configs;
     if [&a, &b]
         .iter()
         .any(|side| side.determinism.record_input.is_some())
     {
         bail!("--record-input does not go with diff: both runs must have the same input");
     }
-    match [&a, &b].map(|side| side.machine.engine == EngineArg::Kvm) {
+    match [&a, &b].map(is_in_kvm) {
         [true, true] => bail!("KVM follows the interpreter: --engine kvm is for one side"),
         [false, true] => {
             check_kvm_side(sides[1])?;
@@ -317,6 +321,19 @@ impl DiffProgressLine {
 fn timeline(config: &RunConfig) -> anyhow::Result<Timeline> {
     let machine = deterministic_machine(config)?;
     Ok(Timeline::new(machine, CheckpointLimits::default())?)
+}
+
+/// Whether KVM executes a side.
+fn is_in_kvm(side: &RunConfig) -> bool {
+    side.machine.engine == EngineArg::Kvm
+}
+
+/// The configurations of both sides, each given by its name and its options.
+fn side_configs(common: &RunConfig, sides: [(&str, &String); 2]) -> anyhow::Result<[RunConfig; 2]> {
+    let [a, b] = sides.map(|(name, options)| {
+        side_config(common, options).with_context(|| format!("{name} {options:?}"))
+    });
+    Ok([a?, b?])
 }
 
 /// The common configuration with the options of one side over it.

@@ -7,6 +7,7 @@ use anyhow::{Context, anyhow};
 use hindsight_export::FunctionTable;
 use hindsight_gdb::{GdbServer, ListenError, Listener};
 
+use crate::boot;
 use crate::cli::config::{DebugOptions, OptionWord, RecordEnd};
 use crate::debugger;
 use crate::machine::Machine;
@@ -34,7 +35,15 @@ pub(super) fn listen(options: &DebugOptions) -> anyhow::Result<Option<Listener>>
     Ok(Some(listener))
 }
 
-/// Returns the options of `--record`. Names of functions are looked up in `image`.
+/// What `--record` asks for.
+pub(super) struct BranchRecording {
+    options: RecordOptions,
+    /// The function of a Linux kernel that ends it: one that is found only in guest memory.
+    function: Option<String>,
+}
+
+/// Returns the options of `--record`. Names of functions are looked up in `image`, or if that is a
+/// Linux kernel without symbols, later in guest memory.
 ///
 /// # Errors
 ///
@@ -42,34 +51,43 @@ pub(super) fn listen(options: &DebugOptions) -> anyhow::Result<Option<Listener>>
 pub(super) fn record_options(
     options: &DebugOptions,
     image: &[u8],
-) -> anyhow::Result<Option<RecordOptions>> {
+) -> anyhow::Result<Option<BranchRecording>> {
     let Some(OptionWord(record)) = &options.record else {
         return Ok(None);
     };
+    let mut function = None;
     let stop = match &record.stop {
         Some(RecordEnd::Exception(vector)) => Some(RecordStop::Exception(*vector)),
-        Some(RecordEnd::Location(text)) => {
-            let located = FunctionTable::of(image).locate(text);
-            let hint = "--record needs a function of the image, or stop=ADDRESS";
-            Some(RecordStop::Address(located.context(hint)?.0))
-        }
+        Some(RecordEnd::Location(text)) => match FunctionTable::of(image).locate(text) {
+            Err(_) if boot::is_linux(image) => {
+                function = Some(text.clone());
+                None
+            }
+            located => {
+                let hint = "--record needs a function of the image, or stop=ADDRESS";
+                Some(RecordStop::Address(located.context(hint)?.0))
+            }
+        },
         None => None,
     };
-    Ok(Some(RecordOptions {
-        limit: record.limit,
-        every: record.every,
-        stop,
+    Ok(Some(BranchRecording {
+        options: RecordOptions {
+            limit: record.limit,
+            every: record.every,
+            stop,
+        },
+        function,
     }))
 }
 
 /// Starts a server for the debuggers that connect at `listener`. The debugger starts the machine.
 pub(super) fn start(
     options: &DebugOptions,
-    (listener, record): (Option<Listener>, Option<RecordOptions>),
+    (listener, record): (Option<Listener>, Option<BranchRecording>),
     machine: &mut Machine,
 ) -> anyhow::Result<Option<GdbServer>> {
     if let Some(record) = record {
-        machine.record_branches(record);
+        machine.record_branches(record.options, record.function);
     }
     let Some(listener) = listener else {
         return Ok(None);

@@ -7,6 +7,7 @@ use hindsight_gdb::target::{CommandError, CommandHelp, MachineCommands};
 
 use super::irq_text::{ioapic_text, lapic_text};
 use super::target::MachineTarget;
+use crate::screen::TextScreen;
 use crate::vcpu::run_control::Outcome;
 use crate::vcpu::stats::RunReport;
 
@@ -31,6 +32,7 @@ const COMMANDS: &[CommandHelp] = &[
         "",
         "show speed, caches, frequent instructions and exits, as --stats does",
     ),
+    help("screen", "", "show the text on the guest's screen"),
     help("inject", "nmi|irq LINE|smi", "raise an interrupt"),
     help("reset", "", "end the machine as if the guest had reset it"),
 ];
@@ -55,6 +57,9 @@ impl MachineCommands for MachineTarget {
             }
             "ioapic" => Ok(ioapic_text(&self.board.buses.irq.save().ioapic)),
             "exits" => self.exits(),
+            "screen" => TextScreen::of(&self.board)
+                .map(|screen| screen.to_string())
+                .map_err(|error| CommandError::Failed(error.to_string())),
             "stats" => self.stats(),
             "reset" => {
                 self.board.run.finish(Outcome::Reset);

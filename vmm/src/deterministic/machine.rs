@@ -14,6 +14,7 @@ use super::turn::{QUANTUM, TurnEnd};
 use crate::state::{MemorySaver, RestoreError, Schedule};
 use crate::vcpu::board::Board;
 use crate::vcpu::interp::InterpVcpu;
+use crate::vcpu::reset;
 use crate::vcpu::run_control::Outcome;
 
 /// Ticks of the virtual clock in a second: a tick is a nanosecond.
@@ -113,12 +114,28 @@ impl DeterministicMachine {
                 TurnEnd::Paused => return RunStop::Interrupted,
                 TurnEnd::Crashed => return RunStop::Crashed { cpu },
                 TurnEnd::AtEnd => return RunStop::AtEnd,
+                TurnEnd::Reset => {
+                    self.reset();
+                    continue;
+                }
                 TurnEnd::Ran => *idle = false,
                 TurnEnd::Idle => {}
             }
             if !self.next_turn() {
                 return self.end_of_run();
             }
+        }
+    }
+
+    /// Resets the machine, as its guest requested.
+    fn reset(&mut self) {
+        let board = self.board.clone();
+        let done = reset::devices(&board).and_then(|()| {
+            let mut vcpus = self.vcpus.iter_mut();
+            vcpus.try_for_each(|vcpu| reset::vcpu(vcpu))
+        });
+        if let Err(error) = done {
+            board.run.finish(error);
         }
     }
 

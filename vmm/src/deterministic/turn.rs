@@ -42,6 +42,8 @@ pub(super) enum TurnEnd {
     AtEnd,
     /// Interrupted: a debugger pauses the machine.
     Paused,
+    /// The guest requested a reset, which the machine makes before anything else.
+    Reset,
     /// The machine stops.
     Stop,
 }
@@ -78,6 +80,10 @@ impl InterpVcpu {
         let first = self.retired();
         let mut halted = false;
         loop {
+            // The reset belongs to the instruction that requested it.
+            if board.run.end.take_reset() {
+                return TurnEnd::Reset;
+            }
             if let Some(end) = self.must_stop(&board) {
                 return end;
             }
@@ -143,6 +149,9 @@ impl InterpVcpu {
 
     /// Ends the run because the guest cannot continue. A debugger inspects the crash first.
     pub(super) fn end_in_crash(&mut self, board: &Arc<Board>, cause: CrashCause) -> TurnEnd {
+        if board.run.reset_after(&cause) && board.run.end.take_reset() {
+            return TurnEnd::Reset;
+        }
         if board.run.stops.requested() {
             self.crashed = Some(cause);
             return TurnEnd::Crashed;

@@ -7,10 +7,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use hindsight_cpu::cpuid::{self, CpuidRegs, CpuidTable};
 use hindsight_cpu::facility::Facilities;
 use hindsight_cpu::msr::{MsrConfig, Msrs};
-use hindsight_cpu::profile::CpuProfile;
+use hindsight_cpu::profile::{CpuProfile, ProfileError};
 use hindsight_cpu::state::{Activity, CpuState, gpr};
 use hindsight_cpu::uarch::{CacheGeometry, CacheModel};
 use hindsight_devices::clock::Clock;
+use hindsight_devices::flash::Flash;
 use hindsight_devices::irq::lapic::LapicFeatures;
 use hindsight_devices::irq::{Interrupts, InterruptsConfig};
 use hindsight_devices::pci::Bridge;
@@ -27,9 +28,9 @@ use crate::boot::{self, LoadRequest, LoadedImage, Protocol};
 use crate::kvm::vcpu::KvmVcpuFd;
 use crate::kvm::vm::KvmVm;
 use crate::kvm::{self, KvmError};
-use crate::memory::layout::{Layout, is_firmware};
+use crate::memory::layout::{FIRMWARE_MAX, Layout, is_firmware};
 use crate::memory::{self, GuestRam};
-use crate::platform::{Buses, PciDevices, Sinks, Timekeeping, TimerBell, Wiring};
+use crate::platform::{Buses, PciDevices, ScreenConfig, Sinks, Timekeeping, TimerBell, Wiring};
 use crate::vcpu::MachineVcpu;
 use crate::vcpu::board::{Board, Package, RequestHandler, RunControl, ThreadWaker};
 use crate::vcpu::debug::stop::StopReports;
@@ -37,8 +38,8 @@ use crate::vcpu::engine::policy::{Engine, EnginePolicy};
 use crate::vcpu::engine::{EngineSwitch, ForcedSwitch};
 use crate::vcpu::interp::InterpVcpu;
 use crate::vcpu::kvm::KvmVcpu;
-use crate::vcpu::model::VcpuModel;
-use crate::vcpu::run_control::{RunEnd, VcpuControl};
+use crate::vcpu::model::{ResetState, VcpuModel};
+use crate::vcpu::run_control::{ResetPolicy, RunEnd, VcpuControl};
 use crate::vcpu::translation::TranslationPolicy;
 use crate::{deterministic, host_clock};
 
@@ -57,6 +58,13 @@ pub struct MachineConfig {
     pub engine: Engine,
 }
 
+impl MachineConfig {
+    /// The facilities of the processor. With `changes`, the machine may change engines.
+    fn facilities(&self, changes: bool) -> Result<Facilities, ProfileError> {
+        self.cpu.facilities(available(self.engine, changes))
+    }
+}
+
 /// Guest memory with a loaded image, from which a machine can be built.
 ///
 /// Errors of the image and of the configuration are found before this exists.
@@ -70,6 +78,9 @@ pub struct PreparedMachine {
     forced: Option<ForcedSwitch>,
     translation: TranslationPolicy,
     uarch: bool,
+    reboots: bool,
+    flash: Option<Flash>,
+    screen: Option<ScreenConfig>,
     devices: Vec<Box<dyn VirtioDevice>>,
 }
 
@@ -142,6 +153,11 @@ impl PreparedMachine {
             forced: None,
             translation: TranslationPolicy::default(),
             uarch: true,
+            reboots: firmware,
+            flash: None,
+            screen: request.text_screen.then(|| ScreenConfig {
+                vga_bios: request.vga_bios.map(<[u8]>::to_vec),
+            }),
             devices,
         })
     }
@@ -150,6 +166,30 @@ impl PreparedMachine {
     #[must_use]
     pub fn deterministic(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
+        self
+    }
+
+    /// Adds a chip with the variables of the firmware, below its code.
+    ///
+    /// # Errors
+    ///
+    /// Both together are more than [`FIRMWARE_MAX`], or there is no firmware.
+    pub fn with_firmware_vars(mut self, flash: Flash) -> Result<Self, MachineError> {
+        let code = self
+            .layout
+            .firmware()
+            .map_or(0, |code| code.end - code.start);
+        if code == 0 || code + flash.size() > FIRMWARE_MAX {
+            return Err(MachineError::FirmwareVars(flash.size()));
+        }
+        self.flash = Some(flash);
+        Ok(self)
+    }
+
+    /// Makes a reset by the guest end the run, also with firmware.
+    #[must_use]
+    pub const fn without_reboot(mut self) -> Self {
+        self.reboots = false;
         self
     }
 
@@ -193,7 +233,8 @@ impl PreparedMachine {
         host: Option<&kvm::KvmDevice>,
         sinks: Sinks,
     ) -> Result<Machine, MachineError> {
-        if self.seed.is_some() && self.config.engine != Engine::Interp {
+        let deterministic = self.seed.is_some();
+        if deterministic && self.config.engine != Engine::Interp {
             return Err(MachineError::Deterministic);
         }
         let kvm = match (self.config.engine, host) {
@@ -204,10 +245,7 @@ impl PreparedMachine {
         // Without KVM there is no other engine to change to.
         let policy = self.policy.take().filter(|_| kvm.is_some());
         let changes = policy.is_some();
-        let facilities = self
-            .config
-            .cpu
-            .facilities(available(self.config.engine, changes))?;
+        let facilities = self.config.facilities(changes)?;
         let tsc_hz = self.tsc_hz(kvm.as_ref());
         let supported = |leaf, subleaf| match (&kvm, host) {
             (Some(_), Some(host)) if changes => executed_by_both(host, leaf, subleaf),
@@ -224,13 +262,16 @@ impl PreparedMachine {
             facilities,
             tsc_hz,
             supported: &limit_address_bits(firmware_address_bits(&self.layout), supported),
-            deterministic: self.seed.is_some(),
+            deterministic,
+            reboots: self.reboots,
+            screen: self.screen,
         }
-        .build(self.memory, (policy, self.forced), self.devices, sinks)?;
-        if !matches!(self.loaded.protocol, Protocol::Pvh | Protocol::Elf) {
-            // Firmware leaves virtual wire mode on: interrupts of the 8259 pair reach the boot processor.
-            board.buses.irq.set_virtual_wire();
-        }
+        .build(
+            self.memory,
+            (policy, self.forced),
+            (self.devices, self.flash),
+            sinks,
+        )?;
         let msrs = MsrConfig::new(facilities, tsc_hz)
             .with_cpuid(&board.package.cpuid)
             .with_uarch(self.uarch)
@@ -240,16 +281,16 @@ impl PreparedMachine {
             let msrs = Msrs::in_package(msrs, Arc::clone(&package));
             let mut model = VcpuModel::new(id, msrs, board.clone());
             model.translation = self.translation;
+            if self.reboots {
+                model.at_reset = Some(Box::new(reset_state(&model, &self.loaded)));
+            }
             model
         };
         let vcpus = match kvm {
             Some(parts) => parts.into_vcpus(&board, &self.loaded, model)?,
             None => interp_vcpus(self.config.cpus, &board, &self.loaded, self.seed, model)?,
         };
-        for id in 1..self.config.cpus {
-            board.buses.irq.set_wait_for_sipi(id, true);
-        }
-        let deterministic = self.seed.is_some();
+        set_first_interrupts(&board.buses.irq, self.config.cpus, self.loaded.protocol);
         Ok(Machine::from_parts(
             board,
             vcpus,
@@ -335,6 +376,10 @@ struct BoardBuilder<'a> {
     supported: &'a dyn Fn(u32, u32) -> CpuidRegs,
     /// Whether the clock is virtual.
     deterministic: bool,
+    /// Whether a reset by the guest starts the firmware again.
+    reboots: bool,
+    /// The screen, if there is one.
+    screen: Option<ScreenConfig>,
 }
 
 impl BoardBuilder<'_> {
@@ -342,7 +387,7 @@ impl BoardBuilder<'_> {
         &self,
         memory: GuestMemoryMmap,
         (policy, forced): (Option<EnginePolicy>, Option<ForcedSwitch>),
-        devices: Vec<Box<dyn VirtioDevice>>,
+        (devices, flash): (Vec<Box<dyn VirtioDevice>>, Option<Flash>),
         sinks: Sinks,
     ) -> Result<Arc<Board>, MachineError> {
         let cpus = self.config.cpus;
@@ -353,7 +398,7 @@ impl BoardBuilder<'_> {
         });
         clock.pause();
         let bell = Arc::new(TimerBell::default());
-        let end = Arc::new(RunEnd::default());
+        let end = Arc::new(RunEnd::with_resets(self.reset_policy()));
         let vcpus = Arc::new(VcpuControl::new(cpus, self.config.engine));
         let engine = EngineSwitch::new(cpus, policy, forced, vcpus.clone(), bell.clone());
         let waker = Arc::new(ThreadWaker {
@@ -383,6 +428,8 @@ impl BoardBuilder<'_> {
                 layout: self.layout,
                 cpus: u16::try_from(cpus).unwrap_or(u16::MAX),
                 pci,
+                flash,
+                screen: self.screen.clone(),
             },
             sinks,
         )?;
@@ -394,6 +441,14 @@ impl BoardBuilder<'_> {
             package: self.package(),
             run: RunControl::new(vcpus, engine, stops, end, bell),
         }))
+    }
+
+    const fn reset_policy(&self) -> ResetPolicy {
+        match (self.reboots, self.deterministic) {
+            (false, _) => ResetPolicy::End,
+            (true, false) => ResetPolicy::Reboot,
+            (true, true) => ResetPolicy::RebootInTurn,
+        }
     }
 
     fn package(&self) -> Package {
@@ -425,6 +480,25 @@ impl BoardBuilder<'_> {
                 ..LapicFeatures::default()
             },
         }
+    }
+}
+
+/// Sets what the boot protocol defines of the local APICs.
+fn set_first_interrupts(irq: &Interrupts, cpus: usize, protocol: Protocol) {
+    if !matches!(protocol, Protocol::Pvh | Protocol::Elf) {
+        // Firmware leaves virtual wire mode on: interrupts of the 8259 pair reach the boot processor.
+        irq.set_virtual_wire();
+    }
+    for id in 1..cpus {
+        irq.set_wait_for_sipi(id, true);
+    }
+}
+
+/// The state to which a reset of the machine brings a vCPU back.
+fn reset_state(model: &VcpuModel, loaded: &LoadedImage) -> ResetState {
+    ResetState {
+        cpu: first_state(model.id, loaded, &model.board.package.cpuid),
+        msrs: model.msrs.save(),
     }
 }
 

@@ -10,8 +10,8 @@ use super::CPUS_MAX;
 use crate::boot::BootError;
 use crate::boot::acpi::AcpiTablesError;
 use crate::kvm::KvmError;
-use crate::memory::RamError;
-use crate::memory::layout::LayoutError;
+use crate::memory::layout::{FIRMWARE_MAX, LayoutError};
+use crate::memory::{ByteSize, RamError};
 
 /// Why a machine could not be built or started.
 #[derive(Debug, Error)]
@@ -31,6 +31,13 @@ pub enum MachineError {
     /// The image cannot be booted.
     #[error(transparent)]
     Boot(#[from] BootError),
+    /// The firmware's variables do not fit below its code.
+    #[error(
+        "{} of the firmware's variables and the firmware are more than {} KiB together",
+        ByteSize(*.0),
+        FIRMWARE_MAX >> 10
+    )]
+    FirmwareVars(u64),
     /// Two devices overlap on a bus, which is a bug of the monitor.
     #[error(transparent)]
     Bus(#[from] BusError),

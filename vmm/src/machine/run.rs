@@ -21,9 +21,11 @@ use crate::vcpu::board::Board;
 use crate::vcpu::branch_history::RecordOptions;
 use crate::vcpu::crash::FinalState;
 use crate::vcpu::interp::InterpVcpu;
+use crate::vcpu::kernel_function::KernelFunction;
 use crate::vcpu::process_tracker::ProcessTracker;
 use crate::vcpu::recorder::Recorder;
-use crate::vcpu::run_control::{HaltText, Outcome};
+use crate::vcpu::reset;
+use crate::vcpu::run_control::{HaltText, Outcome, RunEvent};
 use crate::vcpu::run_counter::{CountOptions, RunCounter, RunCounts};
 
 /// A machine that is ready to run.
@@ -119,11 +121,14 @@ impl Machine {
         recorder
     }
 
-    /// Records the branches of every vCPU, for a debugger that connects later.
-    pub fn record_branches(&mut self, options: RecordOptions) {
+    /// Records the branches of every vCPU, for a debugger that connects later, up to the `function` of
+    /// a Linux guest's kernel, if that is given.
+    pub fn record_branches(&mut self, options: RecordOptions, function: Option<String>) {
+        let stop = function.map(|name| Arc::new(KernelFunction::new(name, &self.board.ram.map)));
         let first = (self.loaded.state.rip, self.first_base());
         for (id, vcpu) in self.vcpus.iter_mut().enumerate() {
-            vcpu.record_branches(options, if id == 0 { first } else { (0, 0) });
+            let start = if id == 0 { first } else { (0, 0) };
+            vcpu.record_branches(options, stop.clone(), start);
         }
     }
 
@@ -215,7 +220,7 @@ impl Machine {
         if started.is_ok() && !starts_paused {
             board.resume();
         }
-        let outcome = started.map(|()| board.run.end.wait(limit));
+        let outcome = started.map(|()| wait(&board, limit));
         if matches!(outcome, Ok(None)) {
             board.run.request_final_states();
         }
@@ -227,6 +232,21 @@ impl Machine {
         let outcome = outcome?.unwrap_or(Outcome::Timeout(states));
         tracing::info!("machine stopped: {}", reason(&outcome));
         Ok(outcome)
+    }
+}
+
+/// Waits for the end of the run, and resets the machine whenever the guest requests that.
+fn wait(board: &Board, limit: Option<Instant>) -> Option<Outcome> {
+    loop {
+        match board.run.end.wait_or_reset(limit) {
+            RunEvent::End(outcome) => return Some(outcome),
+            RunEvent::Limit => return None,
+            RunEvent::Reset => {
+                if let Err(error) = reset::machine(board) {
+                    return Some(error.into());
+                }
+            }
+        }
     }
 }
 

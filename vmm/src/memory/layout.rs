@@ -37,6 +37,8 @@ const _: () = assert!(
     PCI_HOLE_END - FIRMWARE_MAX >= TEST_MEMORY_BASE + TEST_MEMORY_LEN,
     "firmware leaves the test device accessible"
 );
+/// The most bytes of firmware of which a copy is below 1 MiB.
+pub const FIRMWARE_COPY_MAX: u64 = 0x2_0000;
 /// The least RAM in bytes: 1 MiB.
 pub const MEMORY_MIN: u64 = EXTENDED_START;
 /// The most RAM in bytes: 32 TiB, which with the hole stays within 46 address bits.

@@ -4,9 +4,11 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use hindsight_devices::virtio::DmaMemory;
 use hindsight_interp::{Memory, RegionSpec};
-use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+use vm_memory::{
+    Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryError, GuestMemoryMmap, GuestMemoryRegion,
+};
 
-use super::layout::is_firmware;
+use super::layout::{EXTENDED_START, FIRMWARE_COPY_MAX, is_firmware, to_usize};
 use super::{RamError, dma};
 use crate::sync::lock;
 
@@ -43,6 +45,28 @@ impl GuestRam {
         }
         let memory = Arc::new(interp_memory(&self.map)?);
         Ok(self.interp.get_or_init(|| memory).clone())
+    }
+
+    /// Copies the end of the firmware below 1 MiB again, as a reset of the machine does.
+    ///
+    /// # Errors
+    ///
+    /// Memory cannot be read or written.
+    pub fn restore_firmware_copy(&self) -> Result<(), GuestMemoryError> {
+        let mut regions = self.map.iter();
+        let Some(firmware) = regions.find(|region| is_firmware(region.start_addr().0)) else {
+            return Ok(());
+        };
+        let mut copy = vec![0; to_usize(firmware.len().min(FIRMWARE_COPY_MAX))];
+        let len = copy.len() as u64;
+        let end = firmware.start_addr().0 + firmware.len();
+        self.map.read_slice(&mut copy, GuestAddress(end - len))?;
+        let start = EXTENDED_START - len;
+        self.map.write_slice(&copy, GuestAddress(start))?;
+        if let Some(memory) = self.interp.get() {
+            memory.changed(start, len);
+        }
+        Ok(())
     }
 
     /// The view of devices, whose writes are reported to the interpreters.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use hindsight_devices::irq::{Interrupts, InterruptsState};
+use hindsight_devices::vga::TextMode;
 use hindsight_devices::{BusError, MmioBus, PortBus};
 
 use super::btm::BtmSink;
@@ -31,6 +32,8 @@ pub struct Buses {
     pub mute: Mute,
     /// Receives branch trace messages, if `--btm` was given.
     pub btm: Option<BtmSink>,
+    /// Number of processors.
+    cpus: usize,
 }
 
 impl fmt::Debug for Buses {
@@ -57,6 +60,7 @@ impl Buses {
             devices,
             mute,
             btm,
+            cpus: wiring.cpus.into(),
         })
     }
 
@@ -79,6 +83,29 @@ impl Buses {
         // After the devices: restoring them moves interrupt lines, which this overwrites.
         self.irq.restore(interrupts)?;
         Ok(())
+    }
+
+    /// Applies a reset of the machine to all devices, and then to the interrupt controllers.
+    ///
+    /// The real-time clock keeps its time, and disks keep what was written to them.
+    ///
+    /// # Errors
+    ///
+    /// When a device refuses its own first state: a bug of the monitor.
+    pub fn reset(&self) -> Result<(), RestoreError> {
+        self.devices.reset().map_err(RestoreError::from)?;
+        self.irq.reset();
+        self.irq.set_virtual_wire();
+        for id in 1..self.cpus {
+            self.irq.set_wait_for_sipi(id, true);
+        }
+        Ok(())
+    }
+
+    /// The text mode of the screen: `None` without a screen, `Some(None)` in a graphics mode.
+    pub fn text_mode(&self) -> Option<Option<TextMode>> {
+        let vga = self.devices.vga.as_ref()?;
+        Some(lock(vga).text_mode())
     }
 
     /// Drives FERR# of vCPU `cpu`. Returns whether IGNNE# is asserted.

@@ -3,11 +3,12 @@
 use std::fmt;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use hindsight_devices::acpi_pm::{AcpiPm, PIIX4_PM_PORT, PM_PORT, PM_PORTS};
 use hindsight_devices::debug_exit::{DEBUG_EXIT_PORT, DEBUG_EXIT_PORTS, DebugExit};
 use hindsight_devices::debugcon::DebugCon;
+use hindsight_devices::flash::{Flash, FlashError};
 use hindsight_devices::fp_error::{FP_ERROR_LINE, FP_ERROR_PORT, FpError};
 use hindsight_devices::fw_cfg::{
     FW_CFG_DMA_OFFSET, FW_CFG_DMA_PORT, FW_CFG_DMA_PORTS, FW_CFG_PORT, FW_CFG_PORTS, FwCfg,
@@ -24,6 +25,7 @@ use hindsight_devices::test_device::{
     BYTE_LATCH_PORT, ByteLatches, LATCH_PORT, LATCH_PORTS, LINE_PORT, LINES, Latch, LinePorts,
     TEST_MEMORY_BASE, TEST_MEMORY_LEN, TestMemory,
 };
+use hindsight_devices::vga::{VGA_PORT, VGA_PORTS, Vga, VgaError};
 use hindsight_devices::virtio::VirtioStateError;
 use hindsight_devices::{
     BusError, Device, IrqLine, MmioBus, NanoClock, PortBus, Requests, SharedDevice,
@@ -105,6 +107,13 @@ impl fmt::Debug for Sinks {
     }
 }
 
+/// A screen.
+#[derive(Clone, Debug, Default)]
+pub struct ScreenConfig {
+    /// Its option ROM, for firmware.
+    pub vga_bios: Option<Vec<u8>>,
+}
+
 /// What the devices are connected to.
 #[derive(Debug)]
 pub struct Wiring<'a> {
@@ -120,6 +129,10 @@ pub struct Wiring<'a> {
     pub cpus: u16,
     /// The devices on the PCI bus.
     pub pci: PciDevices,
+    /// The screen, if there is one.
+    pub screen: Option<ScreenConfig>,
+    /// The chip with the firmware's variables, if there is one. It ends where the firmware starts.
+    pub flash: Option<Flash>,
 }
 
 /// The ports of the interrupt controllers and timers.
@@ -179,12 +192,19 @@ pub struct Devices {
     byte_latches: Arc<Mutex<ByteLatches>>,
     fw_cfg: Arc<Mutex<FwCfg>>,
     test_memory: Arc<Mutex<TestMemory>>,
+    /// The screen's registers, if there is a screen.
+    pub(super) vga: Option<Arc<Mutex<Vga>>>,
+    /// The chip with the firmware's variables, if there is one.
+    flash: Option<Arc<Mutex<Flash>>>,
+    /// The state after the machine was built.
+    first: Arc<OnceLock<DevicesState>>,
 }
 
 impl Devices {
     /// The devices after reset.
     fn new(wiring: &mut Wiring<'_>, sinks: Sinks) -> Self {
         let pci_root = wiring.pci.take_root(&wiring.irq);
+        let flash = wiring.flash.take();
         let wiring = &*wiring;
         let requests = || wiring.requests.clone();
         let line = |number| {
@@ -207,7 +227,30 @@ impl Devices {
             byte_latches: locked(ByteLatches::new(DebugCon::new(sinks.debugcon))),
             fw_cfg: locked(firmware_config(wiring)),
             test_memory: locked(TestMemory::default()),
+            vga: wiring.screen.as_ref().map(|_| locked(Vga::default())),
+            flash: flash.map(locked),
+            first: Arc::default(),
         }
+    }
+
+    /// Makes the present state that of [`Devices::reset`].
+    fn set_first(&self) {
+        self.first.get_or_init(|| self.save());
+    }
+
+    /// Applies a reset of the machine. Disks keep what was written to them.
+    ///
+    /// Interrupt lines may move: the interrupt controllers are reset afterwards.
+    pub(crate) fn reset(&self) -> Result<(), DevicesError> {
+        if let Some(root) = &self.pci_root {
+            lock(root).reset();
+        }
+        if let Some(flash) = &self.flash {
+            lock(flash).reset();
+        }
+        self.first
+            .get()
+            .map_or(Ok(()), |first| self.restore_chips(first))
     }
 
     /// The state, to be saved.
@@ -225,6 +268,8 @@ impl Devices {
             byte_latches: lock(&self.byte_latches).save(),
             fw_cfg: lock(&self.fw_cfg).save(),
             test_memory: lock(&self.test_memory).save(),
+            vga: self.vga.as_ref().map(|vga| lock(vga).save()),
+            flash: self.flash.as_ref().map(|flash| lock(flash).save()),
         }
     }
 
@@ -235,6 +280,21 @@ impl Devices {
             (Some(root), Some(state)) => lock(root).restore(state)?,
             (None, None) => {}
             _ => return Err(VirtioStateError::OtherDevices.into()),
+        }
+        match (&self.flash, &state.flash) {
+            (Some(flash), Some(state)) => lock(flash).restore(state)?,
+            (None, None) => {}
+            _ => return Err(FlashError::State.into()),
+        }
+        self.restore_chips(state)
+    }
+
+    /// Restores the devices that are not on the PCI bus.
+    fn restore_chips(&self, state: &DevicesState) -> Result<(), DevicesError> {
+        match (&self.vga, &state.vga) {
+            (Some(vga), Some(state)) => lock(vga).restore(state)?,
+            (None, None) => {}
+            _ => return Err(VgaError.into()),
         }
         lock(&self.test_memory).restore(&state.test_memory)?;
         lock(&self.serial).restore(&state.serial)?;
@@ -257,6 +317,7 @@ pub(super) fn build(
     sinks: Sinks,
 ) -> Result<(PortBus, MmioBus, Devices), BusError> {
     let devices = Devices::new(wiring, sinks);
+    devices.set_first();
     let mut ports = PortBus::new();
     let irq_ports = shared(IrqPorts(wiring.irq.clone()));
     for port in PORTS {
@@ -278,6 +339,9 @@ pub(super) fn build(
     let irq = wiring.irq.clone();
     let lines = LinePorts::new(move |line, level| irq.set_irq(u32::from(line), level));
     ports.map(LINE_PORT, LINES, shared(lines))?;
+    if let Some(vga) = &devices.vga {
+        ports.map(VGA_PORT, VGA_PORTS, vga.clone())?;
+    }
     ports.map(FW_CFG_PORT, FW_CFG_PORTS, devices.fw_cfg.clone())?;
     ports.map(BIOS_CALL_PORT, 1, shared(BiosCalls::default()))?;
     let firmware = wiring.layout.firmware().is_some();
@@ -290,6 +354,11 @@ pub(super) fn build(
 
     let mut mmio = MmioBus::new();
     mmio.map(IOAPIC_BASE, 0x1000, shared(IoapicPage(wiring.irq.clone())))?;
+    if let (Some(flash), Some(code)) = (&devices.flash, wiring.layout.firmware()) {
+        let size = lock(flash).size();
+        let base = code.start.saturating_sub(size);
+        mmio.map(base, size, flash.clone())?;
+    }
     let test_memory = devices.test_memory.clone();
     mmio.map(TEST_MEMORY_BASE, TEST_MEMORY_LEN, test_memory)?;
     if let Some(root) = &devices.pci_root {

@@ -10,6 +10,6 @@ mod pci;
 mod timekeeping;
 
 pub use buses::Buses;
-pub use devices::{Mute, Sinks, Wiring};
+pub use devices::{Mute, ScreenConfig, Sinks, Wiring};
 pub use pci::PciDevices;
 pub use timekeeping::{Timekeeping, TimerBell, WINDOW_POLL};

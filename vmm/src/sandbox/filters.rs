@@ -54,11 +54,13 @@ pub enum ThreadKind {
     Trace,
     /// Receives frames of a network.
     Network,
+    /// Shows the guest's screen in the terminal.
+    Display,
 }
 
 impl ThreadKind {
     /// All kinds.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Main,
         Self::Vcpu,
         Self::Timer,
@@ -68,6 +70,7 @@ impl ThreadKind {
         Self::Signals,
         Self::Trace,
         Self::Network,
+        Self::Display,
     ];
 
     /// The rules of this kind, in addition to those of `common.json`.
@@ -82,6 +85,7 @@ impl ThreadKind {
             Self::Signals => include_str!("../../../resources/seccomp/signals.json"),
             Self::Trace => include_str!("../../../resources/seccomp/trace.json"),
             Self::Network => include_str!("../../../resources/seccomp/network.json"),
+            Self::Display => include_str!("../../../resources/seccomp/display.json"),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The state of the devices on the buses.
 
 use hindsight_devices::acpi_pm::AcpiPmState;
+use hindsight_devices::flash::{FlashError, FlashState};
 use hindsight_devices::fp_error::FpErrorState;
 use hindsight_devices::fw_cfg::FwCfgState;
 use hindsight_devices::i8042::I8042State;
@@ -8,6 +9,7 @@ use hindsight_devices::legacy::PostCode;
 use hindsight_devices::pci::{PciRootState, PciState};
 use hindsight_devices::serial::{SerialError, SerialState};
 use hindsight_devices::test_device::{Latch, TestMemoryError};
+use hindsight_devices::vga::{VgaError, VgaState};
 use hindsight_devices::virtio::VirtioStateError;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -41,6 +43,12 @@ pub struct DevicesState {
     pub fw_cfg: FwCfgState,
     /// The test memory.
     pub test_memory: Vec<u8>,
+    /// The screen's registers; `None` without a screen.
+    #[serde(default)]
+    pub vga: Option<VgaState>,
+    /// The flash chip with the firmware's variables; `None` if there is none.
+    #[serde(default)]
+    pub flash: Option<FlashState>,
 }
 
 /// Why a device's state cannot be restored.
@@ -52,6 +60,12 @@ pub enum DevicesError {
     /// The test memory's state is invalid.
     #[error(transparent)]
     TestMemory(#[from] TestMemoryError),
+    /// The screen's registers are invalid, or the machine has no screen.
+    #[error(transparent)]
+    Vga(#[from] VgaError),
+    /// The flash chip's state is invalid, or the machine has none.
+    #[error(transparent)]
+    Flash(#[from] FlashError),
     /// The state of a PCI device is invalid, or the machine has others.
     #[error(transparent)]
     Virtio(#[from] VirtioStateError),

@@ -11,12 +11,14 @@ use hindsight_devices::MachineRequest;
 use hindsight_devices::irq::Wake;
 use xxhash_rust::xxh3::Xxh3;
 
+use super::crash::CrashCause;
 use super::debug::inspect::InspectRequest;
 use super::debug::stop::StopReports;
 use super::engine::EngineSwitch;
 use super::halt_watch::HaltWatch;
-use super::run_control::{GuestEnd, HaltText, Outcome, RunEnd, VcpuControl};
+use super::run_control::{GuestEnd, HaltText, Outcome, ResetPolicy, RunEnd, VcpuControl};
 use super::stats::VcpuStats;
+use crate::log_limit::LogLimit;
 use crate::memory::{self, GuestRam};
 use crate::platform::{Buses, Timekeeping, TimerBell};
 use crate::sync::lock;
@@ -152,11 +154,30 @@ impl RunControl {
         self.finish(Outcome::Quit);
     }
 
+    /// Resets the machine after a triple fault, if it reboots and no debugger would stop there.
+    ///
+    /// Returns `false` if it does not.
+    pub fn reset_after(&self, cause: &CrashCause) -> bool {
+        let reboots = self.end.resets() != ResetPolicy::End && !self.stops.requested();
+        if !reboots || *cause != CrashCause::TripleFault {
+            return false;
+        }
+        static LIMIT: LogLimit = LogLimit::new();
+        if let Some(suppressed) = LIMIT.admit() {
+            tracing::warn!(
+                "a triple fault resets the machine; --no-reboot shows its registers{suppressed}"
+            );
+        }
+        request_reset(&self.vcpus, &self.end);
+        true
+    }
+
     /// Withdraws the end of the run after the machine was restored to a state before it.
     ///
     /// While the ends that the guest requests are held for a debugger, any other end remains.
     pub fn reopen(&self) {
         self.end.take_held();
+        self.end.take_reset();
         if self.end.holds() {
             return;
         }
@@ -279,6 +300,17 @@ impl Wake for ThreadWaker {
     }
 }
 
+/// Requests a reset of a machine that reboots. The guest executes no further instruction before it.
+fn request_reset(vcpus: &VcpuControl<InspectRequest>, end: &RunEnd) {
+    if end.resets() == ResetPolicy::Reboot {
+        vcpus.begin_reset();
+    } else {
+        // The thread leaves the interpreter after this access.
+        vcpus.ring_all();
+    }
+    end.set_reset();
+}
+
 /// Serves the requests of devices to the machine: exit, reset, power-off.
 #[derive(Clone, Debug)]
 pub struct RequestHandler {
@@ -291,9 +323,11 @@ pub struct RequestHandler {
 }
 
 impl RequestHandler {
-    /// Ends the run, or holds the end for a debugger.
+    /// Resets the machine, ends the run, or holds the end for a debugger.
     pub fn request(&self, request: MachineRequest) {
-        if self.end.holds() {
+        if request == MachineRequest::Reset && self.end.resets() != ResetPolicy::End {
+            request_reset(&self.vcpus, &self.end);
+        } else if self.end.holds() {
             self.end.set_held(GuestEnd::Request(request));
             // The vCPU leaves the interpreter after this access.
             self.vcpus.ring_all();

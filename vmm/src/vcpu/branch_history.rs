@@ -149,6 +149,11 @@ impl BranchHistory {
         }
     }
 
+    /// Freezes the recording at the next branch to the linear address `at`.
+    pub fn stop_at(&mut self, at: u64) {
+        self.stop = Some(RecordStop::Address(at));
+    }
+
     /// A copy of the history.
     pub fn snapshot(&self) -> BranchSnapshot {
         BranchSnapshot {
@@ -213,6 +218,20 @@ mod tests {
         let snapshot = history.snapshot();
         assert_eq!(snapshot.branches, [(1, 0x10), (0x11, 0x20)]);
         assert_eq!((snapshot.total, snapshot.end), (2, Some(0x20)));
+    }
+
+    #[test]
+    fn address_that_is_found_later_freezes_the_history() {
+        let mut history = BranchHistory::new(8, 0, 0);
+        history.push(&[Branch::new(BranchClass::DirectCall, 1, 0x20)]);
+        history.stop_at(0x20);
+        history.push(&[
+            Branch::new(BranchClass::Return, 0x21, 2),
+            Branch::new(BranchClass::DirectCall, 3, 0x20),
+            Branch::new(BranchClass::Return, 0x21, 4),
+        ]);
+        let snapshot = history.snapshot();
+        assert_eq!((snapshot.total, snapshot.end), (3, Some(0x20)));
     }
 
     #[test]

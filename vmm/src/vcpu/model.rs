@@ -8,6 +8,7 @@ use hindsight_cpu::msr::{
 };
 use hindsight_cpu::pmu::pebs::PebsOutcome;
 use hindsight_cpu::pmu::{EngineCounting, PmuNeeds, Ring};
+use hindsight_cpu::state::CpuState;
 use hindsight_cpu::transaction::TransactionEvent;
 use hindsight_cpu::uarch::{
     AccessEvents, CacheModel, CoreUarch, InstructionAccesses, MemoryAccess,
@@ -21,6 +22,7 @@ use crate::vcpu::board::Board;
 use crate::vcpu::branch_history::BranchHistory;
 use crate::vcpu::debug::stop::DebugRequests;
 use crate::vcpu::hex_bytes::HexBytes;
+use crate::vcpu::kernel_function::KernelFunction;
 use crate::vcpu::pmu_totals::PmuTotals;
 use crate::vcpu::process_tracker::ProcessTracker;
 use crate::vcpu::recorder::{RecordedKind, Recorder};
@@ -41,6 +43,8 @@ pub struct VcpuModel {
     pub recorder: Option<Arc<Recorder>>,
     /// The last branches, for a debugger.
     pub history: Option<Box<BranchHistory>>,
+    /// The function of the guest's kernel that ends the recording, until it is found.
+    pub record_stop: Option<Arc<KernelFunction>>,
     /// Branches are recorded from the start of the run, with or without a debugger.
     pub recorded_from_start: bool,
     /// Traces the events of this vCPU, for `hindsight trace`.
@@ -59,8 +63,19 @@ pub struct VcpuModel {
     pub(super) pmu_totals: PmuTotals,
     /// The branch predictor, and the caches of the core.
     pub(crate) unit: CoreUarch,
+    /// The state after a reset of the machine; `None` if a reset ends the run.
+    pub at_reset: Option<Box<ResetState>>,
     /// The address of the local APIC page; `None` unless the APIC is in xAPIC mode.
     apic_page: Option<u64>,
+}
+
+/// The state of a vCPU after a reset of the machine.
+#[derive(Clone, Debug)]
+pub struct ResetState {
+    /// The registers.
+    pub cpu: CpuState,
+    /// The MSRs.
+    pub msrs: MsrsState,
 }
 
 impl VcpuModel {
@@ -73,6 +88,7 @@ impl VcpuModel {
             board,
             recorder: None,
             history: None,
+            record_stop: None,
             recorded_from_start: false,
             tracer: None,
             processes: None,
@@ -82,6 +98,7 @@ impl VcpuModel {
             exits: ExitCounts::default(),
             pmu_totals: PmuTotals::default(),
             unit: CoreUarch::default(),
+            at_reset: None,
             apic_page,
         }
     }

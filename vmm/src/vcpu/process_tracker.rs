@@ -4,7 +4,6 @@
 //! the vCPUs stop at a few of its functions. The guest's memory is untrusted, and so is every name.
 
 use std::collections::{HashMap, HashSet};
-use std::ops::Range;
 use std::sync::Mutex;
 
 use hindsight_cpu::state::{CpuState, gpr};
@@ -12,17 +11,15 @@ use hindsight_cpu::stops::{MsrStops, StopConditions};
 use hindsight_export::{ElfCode, Function};
 use hindsight_gdb::kernel::{KernelSymbol, KernelTask, LinuxKernel, ModuleFunction};
 use hindsight_gdb::memory::LinearMemory;
-use hindsight_gdb::target::PhysicalMemory;
 use hindsight_regs::msr as regs;
 use hindsight_trace::{Event, LinuxTask, LoggedFunction, LoggedMapping, ProcessEvent};
 use vm_memory::GuestMemoryMmap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use super::kernel_search::{KERNEL_HALF, SEARCHES_MAX, SearchedMemory};
 use crate::memory::MachineMemory;
 use crate::sync::lock;
 
-/// How often a kernel is searched for. A guest may set the entry of system calls at any time.
-const SEARCHES_MAX: u32 = 8;
 /// Bytes from the start of a file that show whether it has changed.
 const FILE_START: u64 = 4096;
 /// How many files are read, and held in memory. A file that has changed is read again.
@@ -33,11 +30,6 @@ const FUNCTIONS_MAX: usize = 2 << 20;
 const NAME_BYTES_MAX: usize = 128 << 20;
 /// Maximum number of names of tasks.
 const NAMES_MAX: usize = 1 << 20;
-/// Where the kernel's tables are, relative to the entry of system calls, in bytes.
-const BEFORE_ENTRY: u64 = 32 << 20;
-const AFTER_ENTRY: u64 = 96 << 20;
-/// The lowest address of the kernel's half.
-const KERNEL_HALF: u64 = 1 << 63;
 
 /// A function of the kernel whose calls report what runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,32 +66,6 @@ pub(crate) struct TrackedEvents {
     pub(crate) task: Option<Event>,
     /// The stop conditions of the vCPU change.
     pub(crate) found: bool,
-}
-
-/// RAM, of which only a part is searched.
-struct SearchedMemory<'a> {
-    memory: &'a MachineMemory,
-    searched: Range<u64>,
-}
-
-impl PhysicalMemory for SearchedMemory<'_> {
-    fn ram(&self) -> &[Range<u64>] {
-        self.memory.ram()
-    }
-
-    fn read(&self, gpa: u64, buffer: &mut [u8]) -> usize {
-        self.memory.read(gpa, buffer)
-    }
-
-    fn visit_data(&self, visit: &mut dyn FnMut(u64, &[u8])) {
-        let mut buffer = vec![0; 1 << 16];
-        for gpa in self.searched.clone().step_by(buffer.len()) {
-            let count = self.memory.read(gpa, &mut buffer);
-            if count != 0 {
-                visit(gpa, &buffer[..count]);
-            }
-        }
-    }
 }
 
 /// The identity and the path of a file.
@@ -215,15 +181,7 @@ impl ProcessTracker {
     }
 
     fn find(&self, state: &CpuState, entry: u64) -> Option<TrackedKernel> {
-        let whole = LinearMemory {
-            memory: &self.memory,
-            state,
-        };
-        let at = whole.translate(entry)?;
-        let searched = SearchedMemory {
-            memory: &self.memory,
-            searched: at.saturating_sub(BEFORE_ENTRY) & !0xfff..at.saturating_add(AFTER_ENTRY),
-        };
+        let searched = SearchedMemory::near_entry(&self.memory, state, entry)?;
         let linear = LinearMemory {
             memory: &searched,
             state,

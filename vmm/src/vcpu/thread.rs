@@ -10,6 +10,7 @@ use super::branch_history::{BranchHistory, RecordOptions};
 use super::crash::FinalState;
 use super::engine::Engine;
 use super::interp::InterpVcpu;
+use super::kernel_function::KernelFunction;
 use super::kvm::KvmVcpu;
 use super::loop_guard::LoopGuard;
 use super::model::VcpuModel;
@@ -70,11 +71,18 @@ impl MachineVcpu {
 
     /// Records the vCPU's branches from now on, while it runs in the interpreter.
     ///
-    /// The vCPU is at RIP `start` in a code segment with the base `base`.
-    pub fn record_branches(&mut self, options: RecordOptions, (start, base): (u64, u64)) {
+    /// The vCPU is at RIP `start` in a code segment with the base `base`. If there is a function of the
+    /// guest's kernel in `stop`, the recording ends there.
+    pub fn record_branches(
+        &mut self,
+        options: RecordOptions,
+        stop: Option<Arc<KernelFunction>>,
+        (start, base): (u64, u64),
+    ) {
         let model = self.engine.model_mut();
         let history = BranchHistory::with_options(options, start, base);
         model.history = Some(Box::new(history));
+        model.record_stop = stop;
         model.recorded_from_start = true;
     }
 

@@ -10,6 +10,7 @@ use super::guest::{Code, assemble, print};
 use super::protocols::engines;
 
 const SEABIOS: &str = "/usr/share/seabios/bios-256k.bin";
+const VGA_BIOS: &str = "/usr/share/seabios/vgabios-stdvga.bin";
 /// The smallest firmware.
 const SIZE: usize = 0x1_0000;
 /// Where the disk's boot sector runs.
@@ -146,6 +147,146 @@ fn firmware_finds_mtrrs_as_reset_leaves_them() {
     }
 }
 
+/// Increments byte 0x50 of CMOS memory. Its old value is in AL.
+fn count_in_cmos(a: &mut CodeAssembler) -> Code {
+    for step in 0..2 {
+        a.mov(al, 0x50)?;
+        a.out(0x70, al)?;
+        if step == 0 {
+            a.in_(al, 0x71)?;
+            a.mov(bl, al)?;
+        }
+    }
+    a.mov(al, bl)?;
+    a.inc(al)?;
+    a.out(0x71, al)?;
+    a.mov(al, bl)
+}
+
+/// Firmware that prints how often it was started, and whether the copy below 1 MiB and RAM have its
+/// changes. Then it resets the machine in another way each time, the first `resets` of four, and at
+/// last powers it off.
+fn write_firmware_of_resets(path: &Path, resets: usize) {
+    write_firmware(path, |a| {
+        count_in_cmos(a)?;
+        let digit = |a: &mut CodeAssembler| {
+            a.add(al, u32::from(b'0'))?;
+            a.mov(dx, 0x3f8)?;
+            a.out(dx, al)
+        };
+        digit(a)?;
+        for segment in [0xf000_u32, 0] {
+            a.mov(ax, segment)?;
+            a.mov(ds, ax)?;
+            a.mov(al, byte_ptr(0x8000))?;
+            a.mov(byte_ptr(0x8000), 1)?;
+            digit(a)?;
+        }
+        let mut labels = [(); 4].map(|()| a.create_label());
+        for (number, label) in (0_u32..).zip(labels).take(resets) {
+            a.cmp(bl, number)?;
+            a.je(label)?;
+        }
+        power_off(a)?;
+        let [control, keyboard, fast, triple] = &mut labels;
+        a.set_label(control)?;
+        a.mov(dx, 0xcf9)?;
+        for value in [2_u32, 6] {
+            a.mov(al, value)?;
+            a.out(dx, al)?;
+        }
+        // Nothing is executed after a reset.
+        a.ud2()?;
+        a.set_label(keyboard)?;
+        a.mov(al, 0xfe)?;
+        a.out(0x64, al)?;
+        a.ud2()?;
+        a.set_label(fast)?;
+        a.mov(al, 3)?;
+        a.out(0x92, al)?;
+        a.ud2()?;
+        a.set_label(triple)?;
+        triple_fault(a)
+    });
+}
+
+/// Raises an exception in protected mode with an interrupt table of no entries.
+fn triple_fault(a: &mut CodeAssembler) -> Code {
+    a.mov(word_ptr(0x600), 0)?;
+    a.lidt(word_ptr(0x600))?;
+    a.mov(eax, cr0)?;
+    a.or(al, 1)?;
+    a.mov(cr0, eax)?;
+    a.int3()
+}
+
+#[test]
+fn reset_by_the_guest_starts_the_firmware_again() {
+    let folder = tempfile::tempdir().unwrap();
+    for engine in engines() {
+        // The instruction emulator of KVM, which runs this code on some hosts, loads no IDTR.
+        let (resets, text) = match engine {
+            "interp" => (4, "000101201301401"),
+            _ => (3, "000101201301"),
+        };
+        write_firmware_of_resets(&folder.path().join("fw"), resets);
+        for cpus in ["1", "3"] {
+            let arguments = ["--firmware", "fw", "--engine", engine, "--cpus", cpus];
+            let output = run(folder.path(), &arguments);
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            let stdout = String::from_utf8_lossy(&output.stdout);
+            assert_eq!(output.status.code(), Some(0), "{engine}: {stdout} {stderr}");
+            assert_eq!(stdout, text, "{engine}: {stderr}");
+            let triple = stderr.contains("a triple fault resets the machine");
+            assert_eq!(triple, resets == 4, "{stderr}");
+        }
+    }
+}
+
+#[test]
+fn deterministic_runs_with_resets_have_one_hash() {
+    let folder = tempfile::tempdir().unwrap();
+    write_firmware_of_resets(&folder.path().join("fw"), 4);
+    let arguments = [
+        "--firmware",
+        "fw",
+        "--deterministic",
+        "--cpus",
+        "2",
+        "--stats",
+    ];
+    let hashes = [(); 2].map(|()| {
+        let output = run(folder.path(), &arguments);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(stdout, "000101201301401", "{stderr}");
+        let hash = stderr.lines().find(|line| line.contains("hash"));
+        hash.expect("a deterministic run has a hash").to_owned()
+    });
+    assert_eq!(hashes[0], hashes[1]);
+}
+
+#[test]
+fn no_reboot_ends_the_run_at_a_reset() {
+    let folder = tempfile::tempdir().unwrap();
+    write_firmware_of_resets(&folder.path().join("fw"), 4);
+    for engine in engines() {
+        let arguments = ["--firmware", "fw", "--engine", engine, "--no-reboot"];
+        let output = run(folder.path(), &arguments);
+        assert_eq!(output.stdout, b"000", "{engine}");
+        assert_eq!(output.status.code(), Some(8), "{engine}");
+    }
+    write_firmware(&folder.path().join("fw"), |a| {
+        a.mov(ax, 0)?;
+        a.mov(ds, ax)?;
+        triple_fault(a)
+    });
+    let arguments = ["--firmware", "fw", "--engine", "interp", "--no-reboot"];
+    let output = run(folder.path(), &arguments);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(4), "{stderr}");
+}
+
 #[test]
 fn firmware_that_cannot_be_used_is_refused_with_the_reason() {
     let folder = tempfile::tempdir().unwrap();
@@ -188,6 +329,115 @@ fn firmware_that_cannot_be_used_is_refused_with_the_reason() {
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {stderr}");
         assert!(stderr.contains(text), "{arguments:?}: {stderr}");
     }
+}
+
+/// Where 4 KiB of variables are below firmware of [`SIZE`] bytes.
+const VARIABLES: u32 = 0xfffe_f000;
+
+/// Makes DS reach all addresses below 4 GiB, by ESI.
+fn load_flat_segment(a: &mut CodeAssembler) -> Code {
+    a.xor(ax, ax)?;
+    a.mov(ds, ax)?;
+    // The limit and the base of a table, an empty descriptor, and one of data.
+    let words = [15_u32, 0x608, 0, 0, 0, 0, 0, 0, 0xffff, 0, 0x9200, 0xcf];
+    for (index, word) in (0_u64..).zip(words) {
+        // Byte 6 and 7 of the pointer are not used.
+        let at = 0x600 + 2 * index;
+        a.mov(word_ptr(at), word)?;
+    }
+    a.lgdt(word_ptr(0x600))?;
+    a.mov(eax, cr0)?;
+    a.or(al, 1)?;
+    a.mov(cr0, eax)?;
+    a.mov(ax, 8)?;
+    a.mov(ds, ax)
+}
+
+/// Writes these bytes to the first byte of the variables.
+fn write_flash(a: &mut CodeAssembler, cycles: &[u32]) -> Code {
+    for &cycle in cycles {
+        a.mov(byte_ptr(esi), cycle)?;
+    }
+    Ok(())
+}
+
+/// Firmware that prints the first byte of its variables. It programs a 7 to a 1 and resets the machine;
+/// otherwise it erases the block, programs a z, and powers the machine off.
+fn write_firmware_with_variables(path: &Path) {
+    write_firmware(path, |a| {
+        load_flat_segment(a)?;
+        a.mov(esi, VARIABLES)?;
+        a.mov(dx, 0x3f8)?;
+        a.mov(al, byte_ptr(esi))?;
+        a.out(dx, al)?;
+        let mut erase = a.create_label();
+        a.cmp(al, u32::from(b'7'))?;
+        a.jne(erase)?;
+        write_flash(a, &[0x40, u32::from(b'1')])?;
+        a.mov(al, 0xfe)?;
+        a.out(0x64, al)?;
+        a.ud2()?;
+        a.set_label(&mut erase)?;
+        write_flash(a, &[0x20, 0xd0, 0x40, u32::from(b'z'), 0xff])?;
+        a.mov(al, byte_ptr(esi))?;
+        a.out(dx, al)?;
+        power_off(a)
+    });
+}
+
+#[test]
+fn variables_of_firmware_are_in_the_file_after_a_reset_and_after_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let vars = folder.path().join("vars");
+    write_firmware_with_variables(&folder.path().join("fw"));
+    let first = [&b"7"[..], &[0; 0xfff]].concat();
+    fs::write(&vars, &first).unwrap();
+    let arguments = ["--firmware", "fw", "--firmware-vars", "vars"];
+    let run = |mode| run(folder.path(), &[&arguments[..], mode].concat());
+    // The instruction emulator of KVM, which runs this code on some hosts, loads no GDTR.
+    let output = run(&["--deterministic"]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.stdout, b"71z", "{stderr}");
+    assert_eq!(fs::read(&vars).unwrap(), first, "a deterministic run");
+    let output = run(&["--engine", "interp", "--sandbox", "strict"]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.stdout, b"71z", "{stderr}");
+    let last = [&b"z"[..], &[0xff; 0xfff]].concat();
+    assert_eq!(fs::read(&vars).unwrap(), last);
+}
+
+#[test]
+fn variables_that_cannot_be_used_are_refused_with_the_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    write_firmware(&path("fw"), |a| a.hlt());
+    for (name, size) in [("empty", 0), ("odd", 0x1001), ("big", 0xff_0000)] {
+        fs::File::create(path(name)).unwrap().set_len(size).unwrap();
+    }
+    fs::write(path("used"), [0; 0x1000]).unwrap();
+    let used = fs::File::open(path("used")).unwrap();
+    used.lock().unwrap();
+    let rows = [
+        ("absent", "cannot be opened"),
+        (".", "cannot be opened"),
+        ("/dev/zero", "it is not a file"),
+        ("empty", "whole blocks of 4 KiB"),
+        ("odd", "whole blocks of 4 KiB"),
+        ("big", "more than 16320 KiB together"),
+        ("used", "in use by another process"),
+    ];
+    for (name, text) in rows {
+        let output = run(
+            folder.path(),
+            &["--firmware", "fw", "--firmware-vars", name],
+        );
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{name}: {stderr}");
+        assert!(stderr.contains(text), "{name}: {stderr}");
+    }
+    let output = run(folder.path(), &["fw", "--firmware-vars", "used"]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("no effect without --firmware"), "{stderr}");
 }
 
 /// A disk whose boot sector prints by INT 10h, reads the next sector by INT 13h, and prints that to
@@ -280,6 +530,33 @@ fn seabios_boots_a_disc() {
         );
         assert_eq!(output.status.code(), Some(0), "{stderr}");
         assert!(stdout.contains("by El Torito"), "{stdout}{stderr}");
+    }
+}
+
+#[test]
+fn seabios_shows_its_text_on_the_screen() {
+    if !Path::new(SEABIOS).exists() {
+        eprintln!("skipped: there is no {SEABIOS} (package seabios)");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("disk"), boot_disk()).unwrap();
+    let mut arguments = vec!["--firmware", SEABIOS, "--engine", "interp"];
+    arguments.extend(["--vga-bios", VGA_BIOS, "--display", "text"]);
+    arguments.extend(["--serial", "none", "--disk", "disk,snapshot"]);
+    let output = run(folder.path(), &arguments);
+    let (stdout, stderr) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    for line in [
+        "SeaBIOS (version",
+        "Booting from Hard Disk...",
+        "INT 10h...",
+    ] {
+        let found = stdout.lines().any(|text| text.starts_with(line));
+        assert!(found, "{line} in {stdout}{stderr}");
     }
 }
 

@@ -4,6 +4,7 @@ mod bad_input;
 mod config;
 mod consoles;
 mod diagnosis;
+mod display;
 mod ends;
 mod logging;
 mod manners;

@@ -1,9 +1,9 @@
 //! `--sandbox`: what the threads of a run may do, as the kernel shows it.
 
 use std::fs;
-use std::process::Child;
+use std::process::{Child, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -102,6 +102,71 @@ fn every_thread_is_filtered_and_removes_its_sockets_at_the_end() {
                 );
             }
             end(child, folder.path());
+        }
+    }
+}
+
+/// Starts `hindsight exec` with a kernel that never starts the command; returns when the main thread,
+/// which is the last one, has a filter. `None` in a build without the guest's init.
+fn start_exec(folder: &std::path::Path, engine: &str, sandbox: &str) -> Option<Child> {
+    let mut kernel = multiboot(0);
+    // JMP to itself, at the entry.
+    kernel[32..34].copy_from_slice(&[0xeb, 0xfe]);
+    fs::write(folder.join("kernel"), kernel).expect("it can be written");
+    fs::create_dir(folder.join("modules")).expect("it can be made");
+    let options = ["exec", "--engine", engine, "--sandbox", sandbox];
+    let kernel = ["--kernel", "kernel", "--modules", "modules", "--", "true"];
+    let mut child = command(folder, &[&options[..], &kernel].concat());
+    let mut child = child.stdin(Stdio::piped()).spawn().expect("it starts");
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(30) {
+        let status = child.try_wait().expect("the child is ours");
+        if status.is_some() {
+            let stderr = text(&child.wait_with_output().expect("it ended"));
+            assert!(stderr.contains("without payloads"), "{stderr}");
+            eprintln!("skipped: this program was built without the init of exec");
+            return None;
+        }
+        let threads = threads(&child, "Seccomp:");
+        let filtered = |name: &str| threads.contains(&(name.to_owned(), "2".to_owned()));
+        if filtered("vcpu0") && filtered("hindsight") {
+            return Some(child);
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+    panic!("the main thread of exec has no filter");
+}
+
+#[test]
+fn exec_filters_every_thread_as_run_does() {
+    let mut engines = vec!["interp"];
+    if has_kvm("exec_filters_every_thread_as_run_does") {
+        engines.push("kvm");
+    }
+    for engine in engines {
+        for sandbox in ["on", "strict"] {
+            let folder = tempfile::tempdir().unwrap();
+            let Some(mut child) = start_exec(folder.path(), engine, sandbox) else {
+                return;
+            };
+            for (field, expected) in [("Seccomp:", "2"), ("NoNewPrivs:", "1")] {
+                let threads = threads(&child, field);
+                for name in ["hindsight", "input", "signals", "timer", "vcpu0"] {
+                    assert!(
+                        threads.iter().any(|(found, _)| found == name),
+                        "{threads:?}"
+                    );
+                }
+                assert!(
+                    threads.iter().all(|(_, value)| value == expected),
+                    "{engine} {sandbox} {field} {threads:?}"
+                );
+            }
+            child.kill().expect("it runs");
+            let stderr = text(&child.wait_with_output().expect("it ended"));
+            assert!(!stderr.contains("sandbox"), "{stderr}");
         }
     }
 }

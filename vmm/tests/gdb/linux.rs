@@ -80,6 +80,43 @@ fn record_of_a_panic_reaches_back_to_its_cause() {
 
 #[test]
 #[ignore = "boots Linux with the guest images of HINDSIGHT_GUESTS; ci/test images runs it"]
+fn record_ends_at_a_function_that_only_guest_memory_names() {
+    let folder = std::env::var_os("HINDSIGHT_GUESTS").expect("HINDSIGHT_GUESTS names the images");
+    let console = tempfile::NamedTempFile::new().unwrap();
+    let serial = format!("file:{}", console.path().display());
+    // The kernel puts itself at a random address.
+    let run = Run::start(
+        Guest::Image(PathBuf::from(folder).join("vmlinuz")),
+        &[
+            "--memory=512M",
+            "--cmdline",
+            "console=ttyS0 panic=0 root=/dev/none",
+            "--serial",
+            &serial,
+            "--record",
+            "branches=500,stop=panic",
+        ],
+    );
+    let log = || std::fs::read_to_string(console.path()).unwrap_or_default();
+    run.wait_for("the panic", || log().contains("end Kernel panic"));
+    let text = run.gdb(
+        "symbol-file target:/kernel
+        record function-call-history 1,1000
+        kill
+        ",
+    );
+    let numbered = |line: &&str| line.starts_with(|first: char| first.is_ascii_digit());
+    let history: Vec<_> = text.lines().filter(numbered).collect();
+    let history = history.join("\n");
+    in_order(&history, &["printk_all_partitions", "mount_block_root"]);
+    // The call of panic is the last branch; gdb does not list its target.
+    for later in ["\tpanic", "delay_tsc"] {
+        assert!(!history.contains(later), "{text}");
+    }
+}
+
+#[test]
+#[ignore = "boots Linux with the guest images of HINDSIGHT_GUESTS; ci/test images runs it"]
 fn kernel_symbols_are_read_from_guest_memory() {
     let run = linux(&["--deterministic"]);
     let script = "backtrace 1

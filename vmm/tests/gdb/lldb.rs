@@ -46,3 +46,29 @@ fn lldb_debugs_by_source_line() {
     assert!(text.contains("new value: 27"), "{text}");
     assert_eq!(run.finish().0, Some(3));
 }
+
+#[test]
+fn lldb_reads_how_memory_is_mapped() {
+    let run = Run::waiting(Guest::Sample, &[]);
+    let text = run.lldb(
+        "breakpoint set --name queue_put
+        continue
+        memory region `$pc`
+        memory region `$sp`
+        memory region 0x500000000000
+        process kill
+        ",
+    );
+    // The sample's page tables map 4 GiB.
+    in_order(
+        &text,
+        &[
+            "memory region `$pc`",
+            "[0x0000000000000000-0x0000000100000000) rwx",
+            "memory region `$sp`",
+            "[0x0000000000000000-0x0000000100000000) rwx",
+            "memory region 0x500000000000",
+            "[0x0000000100000000-0xffffffffffffffff) ---",
+        ],
+    );
+}

@@ -36,7 +36,7 @@ pub struct KvmUnitTestsArguments {
     /// The hindsight that runs them [default: target/release/hindsight; for a lab, builds one].
     #[arg(long, value_name = "PATH")]
     pub binary: Option<PathBuf>,
-    /// Only tests whose name contains TEXT; the page is not made.
+    /// Only tests whose name contains TEXT; their rows of the page are replaced.
     #[arg(long, value_name = "TEXT")]
     pub filter: Option<String>,
     /// The engine; the page is made only for the interpreter.
@@ -131,13 +131,15 @@ pub fn run(arguments: &KvmUnitTestsArguments) -> Result<u8> {
         let binary = existing_file("--binary", binary.unwrap_or(&default))?;
         run_jobs(&jobs, arguments.jobs, |job| job.run(&binary))?
     };
-    let is_whole = arguments.filter.is_none() && arguments.lab.is_none();
-    if is_whole && arguments.engine == TestEngine::Interp {
+    if arguments.lab.is_none() && arguments.engine == TestEngine::Interp {
         let page = root().join("docs/reports/kvm-unit-tests.md");
-        fs::write(
-            &page,
-            page::render(&ended, &expectations, arguments.timeout),
-        )?;
+        let text = if arguments.filter.is_some() {
+            let before = fs::read_to_string(&page)?;
+            page::update(&before, &ended, &expectations, arguments.timeout)
+        } else {
+            page::render(&ended, &expectations, arguments.timeout)
+        };
+        fs::write(&page, text)?;
         say(format!("wrote {}", page.display()));
     }
     let unexplained = |result: &&TestResult| {

@@ -284,9 +284,6 @@ const EIGHT: Facilities = Facilities::PMU.union(Facilities::PMU8);
 /// General-purpose counters above the fourth.
 const UPPER: u32 = hindsight_regs::pmu::GP_COUNTERS_MAX - GP_COUNTERS;
 
-/// The writable bits of MSR_OFFCORE_RSP_0 and 1 (rule MSR-40).
-const OFFCORE_RSP: u64 = 0x3f_ffff_8fff;
-
 /// The writable bits of the global PMU registers for eight counters.
 const UPPER_COUNTERS: &[(Facilities, u64)] = &[(Facilities::PMU8, global::UPPER_COUNTERS)];
 
@@ -386,8 +383,8 @@ pub const TABLE: &[MsrSpec] = {
             .reset_by(misc_enable).writable(MISC_RESET.bits()).read_only(MISC_AVAILABLE).kvm(Mirrored),
         M::new(regs::MSR_TEMPERATURE_TARGET, "MSR_TEMPERATURE_TARGET", Constant)
             .reset(TEMPERATURE_TARGET).faults_on_write(),
-        M::new(regs::MSR_OFFCORE_RSP_0, "MSR_OFFCORE_RSP", Stored)
-            .run(2).needs(Facilities::PMU).writable(OFFCORE_RSP),
+        M::new(regs::MSR_OFFCORE_RSP_0, "MSR_OFFCORE_RSP", Pmu)
+            .run(2).needs(Facilities::PMU).writable(pmu::OFFCORE),
         M::new(regs::MSR_MISC_PWR_MGMT, "MSR_MISC_PWR_MGMT", Constant).writable(0),
         M::new(regs::MSR_TURBO_RATIO_LIMIT, "MSR_TURBO_RATIO_LIMIT", Constant)
             .reset_by(turbo_ratios).faults_on_write(),

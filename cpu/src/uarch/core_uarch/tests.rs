@@ -77,6 +77,7 @@ fn load_counts_the_level_that_serves_it() {
         (EventKind::LateLoad, 1),
         (EventKind::LlcReference, 1),
         (EventKind::LlcMiss, 1),
+        (EventKind::OffcoreReadMiss, 1),
         (EventKind::L1Replacement, 1),
     ]);
     let expected = PebsData {
@@ -111,7 +112,11 @@ fn load_counts_the_level_that_serves_it() {
 fn code_fetch_counts_l3_events_only() {
     let mut rig = Rig::new();
     rig.instruction(&[access(0x1000, 1, CacheAccess::Code)], false);
-    rig.assert_events(&[(EventKind::LlcReference, 1), (EventKind::LlcMiss, 1)]);
+    rig.assert_events(&[
+        (EventKind::LlcReference, 1),
+        (EventKind::LlcMiss, 1),
+        (EventKind::OffcoreCodeMiss, 1),
+    ]);
 }
 
 #[test]
@@ -196,6 +201,7 @@ fn device_access_is_not_cached_and_unretired_load_is_not_counted() {
     rig.assert_events(&[
         (EventKind::LlcReference, 1),
         (EventKind::LlcMiss, 1),
+        (EventKind::OffcoreReadMiss, 1),
         (EventKind::L1Replacement, 1),
     ]);
     assert_eq!(rig.core.data(SampledAccess::Load).address, UP + 0xfee0_0000);

@@ -1,11 +1,11 @@
 //! Options that exclude or need each other, whether they come from the file or the command line.
 
-use hindsight_cpu::cpuid::CpuModel;
 use thiserror::Error;
 
 use super::choices::{EngineArg, ProtocolArg};
 use super::option_word::OptionWord;
 use super::options::RunConfig;
+use super::values::DisplayTarget;
 use crate::virtio::net::NetSpec;
 
 /// Why options do not go together.
@@ -39,7 +39,9 @@ pub enum ConflictError {
     )]
     DeterministicDisk,
     /// Other processors depend on the host's.
-    #[error("--deterministic needs --cpu portable-v1: other processors depend on the host's")]
+    #[error(
+        "--deterministic needs --cpu portable-v2 or portable-v1: other processors depend on the host's"
+    )]
     DeterministicCpu,
 }
 
@@ -67,7 +69,7 @@ impl RunConfig {
         );
         let limited = debugging.checkpoint_memory.is_some();
         let cpu = machine.cpu.map(|cpu| cpu.0.model());
-        let foreign_cpu = cpu.is_some_and(|model| model != CpuModel::PortableV1);
+        let foreign_cpu = cpu.is_some_and(|model| !model.is_portable());
         let switches = run.switch_every.is_some();
         let rows = [
             (boot.image.is_none() && boot.firmware.is_none(), NoImage),
@@ -109,10 +111,32 @@ impl RunConfig {
         self.check_devices()
     }
 
-    /// Checks that nothing is to be loaded besides firmware.
+    /// Checks that nothing is to be loaded besides firmware, and nothing of it without it.
     fn check_firmware(&self) -> Result<(), ConflictError> {
         let boot = &self.boot;
-        if boot.firmware.is_none() {
+        let no_firmware = boot.firmware.is_none();
+        let no_screen = self.console.display.0 == DisplayTarget::None;
+        let needs = [
+            (
+                no_firmware && boot.firmware_vars.is_some(),
+                "--firmware-vars",
+                "--firmware",
+            ),
+            (
+                no_firmware && boot.vga_bios.is_some(),
+                "--vga-bios",
+                "--firmware",
+            ),
+            (
+                no_screen && boot.vga_bios.is_some(),
+                "--vga-bios",
+                "--display",
+            ),
+        ];
+        if let Some((_, option, needed)) = needs.into_iter().find(|need| need.0) {
+            return Err(ConflictError::Needs(option, needed));
+        }
+        if no_firmware {
             return Ok(());
         }
         let rows = [

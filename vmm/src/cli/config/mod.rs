@@ -32,7 +32,9 @@ pub use options::{
 };
 pub use paths::FilePath;
 pub use schema::{OptionInfo, options};
-pub use values::{BranchRecord, BtmTarget, GuestAddress, ModuleArg, Number, RecordEnd, Size};
+pub use values::{
+    BranchRecord, BtmTarget, DisplayTarget, GuestAddress, ModuleArg, Number, RecordEnd, Size,
+};
 
 #[cfg(test)]
 mod tests;

@@ -19,7 +19,9 @@ use serde::{Deserialize, Serialize};
 use super::choices::{EngineArg, ModeArg, ModelsArg, PreferArg, ProtocolArg, SandboxArg};
 use super::option_word::OptionWord;
 use super::paths::FilePath;
-use super::values::{BranchRecord, BtmTarget, GuestAddress, ModuleArg, Number, Size};
+use super::values::{
+    BranchRecord, BtmTarget, DisplayTarget, GuestAddress, ModuleArg, Number, Size,
+};
 use crate::cli::logging::{LogFilter, LogSettings, TraceSpec, trace_help};
 use crate::console::Backend;
 use crate::deterministic::CheckpointLimits;
@@ -73,6 +75,13 @@ pub struct BootOptions {
     /// instead of an IMAGE
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub firmware: Option<FilePath>,
+    /// Variables of --firmware: FILE is a copy of those of the firmware (such as OVMF_VARS_4M.fd), which the
+    /// guest changes, but not in a deterministic run
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub firmware_vars: Option<FilePath>,
+    /// Option ROM of the screen of --display, which SeaBIOS runs, such as that of Debian's seabios
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub vga_bios: Option<FilePath>,
     /// Boot protocol; auto detects it from the image
     #[arg(long, value_enum)]
     pub protocol: ProtocolArg,
@@ -110,9 +119,9 @@ pub struct MachineOptions {
     /// Number of vCPUs, 1 to 64
     #[arg(long, value_name = "N")]
     pub cpus: usize,
-    /// Processor that the guest sees: skylake-server, portable-v1 or host, with facilities added and
-    /// removed (such as skylake-server,-pebs,+l2cat,pmu=8), or a TOML file with a profile [default:
-    /// skylake-server, or portable-v1 if deterministic]
+    /// Processor that the guest sees: skylake-server, portable-v1, portable-v2 or host, with
+    /// facilities added and removed (such as skylake-server,-pebs,+l2cat,pmu=8), or a TOML file with a
+    /// profile [default: skylake-server, or portable-v2 if deterministic]
     #[arg(long, value_name = "PROFILE|FILE.toml", allow_hyphen_values = true)]
     #[arg(value_hint = ValueHint::FilePath)]
     pub cpu: Option<OptionWord<CpuProfile>>,
@@ -190,6 +199,10 @@ pub struct ConsoleOptions {
     /// Debug console, port 0xe9 (output only): stdio, none, file:PATH or unix:PATH
     #[arg(long, value_name = "CONSOLE")]
     pub debugcon: OptionWord<Backend>,
+    /// Screen in text mode: none, text on standard output (while the guest runs, if that is a terminal and
+    /// no console is there), or a picture at the end of the run
+    #[arg(long, value_name = "none|text|FILE.png", value_hint = ValueHint::FilePath)]
+    pub display: OptionWord<DisplayTarget>,
     /// File for branch trace messages, one line each; - is standard output
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub btm: Option<OptionWord<BtmTarget>>,
@@ -200,6 +213,7 @@ impl Default for ConsoleOptions {
         Self {
             serial: OptionWord(Backend::Stdio),
             debugcon: OptionWord(Backend::None),
+            display: OptionWord(DisplayTarget::None),
             btm: None,
         }
     }
@@ -260,6 +274,10 @@ pub struct RunOptions {
     /// End the run with exit status 0 when the guest halts with interrupts off and nothing can wake it
     #[arg(long)]
     pub exit_on_halt: bool,
+    /// End the run with exit status 8 when the guest resets a machine with --firmware, instead of starting
+    /// the firmware again
+    #[arg(long)]
+    pub no_reboot: bool,
     /// Most bytes that consoles, traces, logs and branch messages may write together; more end the run
     /// with exit status 2
     #[arg(long, value_name = "SIZE")]
@@ -311,7 +329,7 @@ impl RunConfig {
     pub fn with_defaults(mut self) -> Self {
         let deterministic = self.determinism.deterministic;
         let model = if deterministic {
-            CpuModel::PortableV1
+            CpuModel::PortableV2
         } else {
             CpuModel::default()
         };

@@ -116,7 +116,7 @@ fn defaults_follow_the_kind_of_the_run() {
     assert_eq!(live.cpu().to_string(), "skylake-server");
     assert_eq!(live.deterministic_seed(), None);
     let same = load(&["x", "--deterministic", "--gdb", "tcp::1"]).unwrap();
-    assert_eq!(same.cpu().to_string(), "portable-v1");
+    assert_eq!(same.cpu().to_string(), "portable-v2");
     assert_eq!(same.deterministic_seed(), Some(0));
     assert_eq!(
         same.debugging.checkpoint_memory,
@@ -178,6 +178,8 @@ const FULL: [&[&str]; 2] = [
         "unix:../d",
         "--btm",
         "b",
+        "--display",
+        "d.png",
         "--gdb",
         "unix:g",
         "--gdb-wait",
@@ -187,6 +189,7 @@ const FULL: [&[&str]; 2] = [
         "--timeout",
         "1.5m",
         "--exit-on-halt",
+        "--no-reboot",
         "--sandbox",
         "strict",
         "--max-output",
@@ -204,6 +207,12 @@ const FULL: [&[&str]; 2] = [
     &[
         "--firmware",
         "f",
+        "--firmware-vars",
+        "v",
+        "--vga-bios",
+        "r",
+        "--display",
+        "text",
         "--deterministic",
         "--seed",
         "0xffffffffffffffff",
@@ -253,7 +262,11 @@ fn full_command_lines_differ_from_every_default() {
 #[test]
 fn file_paths_are_relative_to_the_file() {
     // Words with a path in them, by key; the others are the path.
-    let words = [("module", "p=args"), ("trace", "io=p")];
+    let words = [
+        ("module", "p=args"),
+        ("trace", "io=p"),
+        ("display", "p.png"),
+    ];
     let hinted = |arg: &&clap::Arg| arg.get_value_hint() == ValueHint::FilePath;
     let declared = schema::declared();
     for arg in declared.iter().filter(hinted) {
@@ -489,7 +502,7 @@ fn options_that_conflict_are_refused_wherever_they_stand() {
         ),
         (
             &["x", "--deterministic", "--cpu", "host"],
-            "needs --cpu portable-v1",
+            "needs --cpu portable-v2",
         ),
         (&["x", "--deterministic=maybe"], "invalid value 'maybe'"),
     ];

@@ -216,6 +216,46 @@ impl OptionValue for BtmTarget {
     }
 }
 
+/// Where the guest's screen is shown.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum DisplayTarget {
+    /// The machine has no screen.
+    #[default]
+    None,
+    /// As text, on standard output.
+    Text,
+    /// As a picture in a PNG file, at the end of the run.
+    Picture(PathBuf),
+}
+
+impl OptionValue for DisplayTarget {
+    const EXPECTED: &'static str = "a display: none, text or FILE.png";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Ok(Self::None),
+            "text" => Ok(Self::Text),
+            path if path.ends_with(".png") => Ok(Self::Picture(path.into())),
+            _ => Err("a picture's name ends in .png".to_owned()),
+        }
+    }
+
+    fn format(&self) -> Result<String, String> {
+        match self {
+            Self::None => Ok("none".to_owned()),
+            Self::Text => Ok("text".to_owned()),
+            Self::Picture(path) => utf8(path).map(str::to_owned),
+        }
+    }
+
+    fn resolve_paths(self, folder: &Path) -> Self {
+        match self {
+            Self::Picture(path) => Self::Picture(folder.join(path)),
+            other => other,
+        }
+    }
+}
+
 impl OptionValue for Backend {
     const EXPECTED: &'static str = "a console: stdio, none, file:PATH or unix:PATH";
 
@@ -570,6 +610,7 @@ mod tests {
         assert_reads_back::<ShareSpec>(&["a=b", "/x=y=tag,rw"]);
         assert_reads_back::<NetSpec>(&["none", "user", "user,hostfwd=tcp::2222-:22"]);
         assert_reads_back::<BtmTarget>(&["-", "file"]);
+        assert_reads_back::<DisplayTarget>(&["none", "text", "a.png"]);
         assert_reads_back::<Backend>(&["stdio", "none", "file:a:b", "unix:s"]);
         assert_reads_back::<ListenAddress>(&["tcp::1234", "tcp:127.0.0.1:1", "unix:s"]);
         assert_reads_back::<CpuProfile>(&["host", "portable-v1,-lbr", "-rdt", "+rtm,-pebs,pmu=8"]);

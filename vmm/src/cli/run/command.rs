@@ -38,7 +38,7 @@ Exit status:
   2      nothing ran: bad options, a bad image, or something that the host lacks
   4      the guest crashed
   6      the monitor failed
-  8      the guest requested a reset
+  8      the guest requested a reset (with --firmware only under --no-reboot)
   124    --timeout passed
   2N+1   the guest wrote N to the debug exit port 0xf4
 
@@ -177,6 +177,7 @@ fn run_machine(
     set_ends(config, &board, outputs);
     let debugger = gdb::start(&config.debugging, (listener, record), &mut machine)?;
     network::start(links, &board)?;
+    consoles.show_screen(&board)?;
     Confinement::enter();
     let start = Instant::now();
     let limit = config.run.timeout.map(|limit| limit.0);

@@ -2,13 +2,16 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
+use std::sync::Arc;
 
 use anyhow::Context;
 
+use super::display::Display;
 use crate::cli::config::{BtmTarget, ConsoleOptions, OptionWord};
 use crate::console::{Backend, CaughtSignals, Console, Deliver, Releaser};
 use crate::output::{Output, RunOutputs};
 use crate::platform::Sinks;
+use crate::vcpu::board::Board;
 
 const NO_HANDLERS: &str = "signal handlers cannot be installed";
 
@@ -20,6 +23,8 @@ pub(super) struct Consoles<'a> {
     debugcon: Console,
     /// Signals that came since the consoles were opened: their sockets must be removed.
     signals: Option<CaughtSignals>,
+    /// Writes to standard output, and so is dropped after the consoles.
+    display: Display,
 }
 
 impl<'a> Consoles<'a> {
@@ -42,6 +47,7 @@ impl<'a> Consoles<'a> {
             serial,
             debugcon,
             signals: Some(signals),
+            display: Display::open(options, outputs)?,
         })
     }
 
@@ -91,6 +97,11 @@ impl<'a> Consoles<'a> {
                 .context("--debugcon")?;
         }
         Ok(())
+    }
+
+    /// Begins to show the screen of a machine, until the consoles are dropped.
+    pub(super) fn show_screen(&mut self, board: &Arc<Board>) -> anyhow::Result<()> {
+        self.display.start(board)
     }
 
     /// Wakes all threads that wait for a console, and lets none wait again.

@@ -10,6 +10,9 @@ use crate::cli::read::read_until;
 /// The largest image, initrd or module that is read, in bytes.
 const BOOT_FILE_MAX: u64 = 4 << 30;
 
+/// The largest option ROM: it runs between 0xc0000 and the copy of the firmware.
+const OPTION_ROM_MAX: u64 = 0x2_0000;
+
 /// The contents of the files that [`BootOptions`] name.
 pub(super) struct BootFiles<'a> {
     options: &'a BootOptions,
@@ -17,6 +20,7 @@ pub(super) struct BootFiles<'a> {
     image: Vec<u8>,
     initrd: Option<Vec<u8>>,
     modules: Vec<Vec<u8>>,
+    vga_bios: Option<Vec<u8>>,
 }
 
 /// The name by which the guest knows a file: without its folder.
@@ -48,12 +52,15 @@ impl<'a> BootFiles<'a> {
         let initrd = initrd.map(|path| read("initrd", path, BOOT_FILE_MAX));
         let modules = options.module.iter();
         let modules = modules.map(|OptionWord(module)| read("module", &module.path, BOOT_FILE_MAX));
+        let vga_bios = options.vga_bios.as_deref();
+        let vga_bios = vga_bios.map(|path| read("option ROM", path, OPTION_ROM_MAX));
         Ok(Self {
             options,
             image_path,
             image,
             initrd: initrd.transpose()?,
             modules: modules.collect::<anyhow::Result<_>>()?,
+            vga_bios: vga_bios.transpose()?,
         })
     }
 
@@ -87,6 +94,8 @@ impl<'a> BootFiles<'a> {
                     name: file_name(&module.path),
                 })
                 .collect(),
+            text_screen: false,
+            vga_bios: self.vga_bios.as_deref(),
             cmdline: options.cmdline.clone().into_bytes(),
             load_address: options.load_address.map(|address| address.0.0),
             entry: options.entry.map(|address| address.0.0),

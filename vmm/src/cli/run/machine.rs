@@ -8,8 +8,8 @@ use hindsight_devices::virtio::VirtioDevice;
 use super::devices::OpenedDevices;
 use super::files::BootFiles;
 use super::{devices, input};
-use crate::boot::LoadRequest;
-use crate::cli::config::{ModelsArg, RunConfig};
+use crate::boot::{LoadRequest, open_firmware_vars};
+use crate::cli::config::{DisplayTarget, ModelsArg, RunConfig};
 use crate::deterministic::DeterministicMachine;
 use crate::deterministic::input::InputFeed;
 use crate::exactness::MeasureMode;
@@ -49,6 +49,11 @@ pub fn prepare(
             after: options.translate.0,
             memory: options.translate_memory.0.0,
         });
+    let prepared = if config.run.no_reboot {
+        prepared.without_reboot()
+    } else {
+        prepared
+    };
     Ok(match config.deterministic_seed() {
         Some(seed) => prepared.deterministic(seed),
         None => prepared,
@@ -64,8 +69,17 @@ pub(super) fn prepare_files(
     files: &BootFiles<'_>,
 ) -> anyhow::Result<(PreparedMachine, Vec<(usize, NetLink)>)> {
     let OpenedDevices { devices, links } = devices::open(config)?;
-    let prepared = prepare(config, engine, &files.load_request(), devices)
+    let mut request = files.load_request();
+    request.text_screen = config.console.display.0 != DisplayTarget::None;
+    let mut prepared = prepare(config, engine, &request, devices)
         .with_context(|| files.image_path().display().to_string())?;
+    if let Some(path) = config.boot.firmware_vars.as_deref() {
+        let name = || format!("--firmware-vars {}", path.display());
+        let flash = open_firmware_vars(path, !config.determinism.deterministic);
+        prepared = prepared
+            .with_firmware_vars(flash.with_context(name)?)
+            .with_context(name)?;
+    }
     Ok((prepared, links))
 }
 

@@ -4,6 +4,7 @@ mod command;
 mod confine;
 mod consoles;
 mod devices;
+mod display;
 mod files;
 mod hook;
 mod input;

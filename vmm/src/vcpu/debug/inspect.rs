@@ -54,6 +54,15 @@ pub trait PausedVcpu {
     /// Reports that the debugger changed a device, for example an interrupt line.
     fn device_changed(&mut self) {}
 
+    /// Follows a reset: the registers and the MSRs of the model were replaced.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses an MSR.
+    fn was_reset(&mut self) -> Result<(), KvmError> {
+        Ok(())
+    }
+
     /// Goes to an instruction of a deterministic run, by its number. Returns whether it arrived;
     /// `None`: the run is not deterministic.
     fn go_to(&mut self, icount: u64) -> Option<bool>;

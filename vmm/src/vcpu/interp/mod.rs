@@ -145,6 +145,9 @@ impl InterpVcpu {
         loop {
             let exit = self.vcpu.step(&mut self.platform, true);
             if let Some(StopReason::Crash(cause)) = self.why_stopped(&exit) {
+                if board.run.reset_after(&cause) {
+                    return;
+                }
                 self.crash(board, cause);
                 return;
             }
@@ -174,6 +177,9 @@ impl InterpVcpu {
     /// if the guest cannot continue and there is no debugger.
     fn report(&mut self, board: &Arc<Board>, stop: StopReason) -> bool {
         if let StopReason::Crash(cause) = &stop {
+            if board.run.reset_after(cause) {
+                return true;
+            }
             if !board.run.stops.requested() {
                 self.crash(board, cause.clone());
                 return false;

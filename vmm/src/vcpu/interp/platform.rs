@@ -1,7 +1,6 @@
 //! The platform of a vCPU in the interpreter: devices, MSRs, interrupts, time and observers.
 
 use hindsight_cpu::branch::{Branch, BranchClass, Observe};
-use hindsight_cpu::cpuid::CpuModel;
 use hindsight_cpu::msr::{ArmedScope, RdmsrOutcome, WrmsrOutcome};
 use hindsight_cpu::pmu::pebs::PebsOutcome;
 use hindsight_cpu::pmu::{EngineCounting, EventQuota, Ring};
@@ -224,7 +223,7 @@ impl MsrHandler for InterpPlatform {
     }
 
     fn portable_results(&self) -> bool {
-        self.model.board.package.cpuid.model() == CpuModel::PortableV1
+        self.model.board.package.cpuid.model().is_portable()
     }
 }
 

@@ -1,4 +1,5 @@
-//! Stops of a vCPU at the functions of a Linux kernel that report what it runs, for `hindsight trace`.
+//! Stops of a vCPU at the functions of a Linux kernel that report what it runs, for `hindsight trace`,
+//! and the search for the one that ends a recording of branches.
 
 use std::sync::Arc;
 
@@ -8,6 +9,7 @@ use hindsight_regs::msr as regs;
 use hindsight_trace::EventKinds;
 
 use super::InterpVcpu;
+use crate::vcpu::kernel_function::{FunctionSearch, KernelFunction};
 use crate::vcpu::process_tracker::{ProcessTracker, TrackedEvents};
 
 impl InterpVcpu {
@@ -19,6 +21,25 @@ impl InterpVcpu {
 
     /// Runs like [`hindsight_interp::Vcpu::run`], and serves the stops of the process tracker.
     pub(crate) fn run_tracked(&mut self, budget: u64) -> Exit {
+        let exit = self.run_to_tracked_stop(budget);
+        if let Some(function) = self.platform.model.record_stop.take() {
+            self.find_record_stop(function);
+        }
+        exit
+    }
+
+    /// Searches for the function that ends the recording of branches.
+    fn find_record_stop(&mut self, function: Arc<KernelFunction>) {
+        let search = function.search(&self.state());
+        let model = &mut self.platform.model;
+        match (search, &mut model.history) {
+            (FunctionSearch::Pending, _) => model.record_stop = Some(function),
+            (FunctionSearch::Found(address), Some(history)) => history.stop_at(address),
+            _ => {}
+        }
+    }
+
+    fn run_to_tracked_stop(&mut self, budget: u64) -> Exit {
         let exit = self.vcpu.run(&mut self.platform, budget);
         let (Exit::Stop(hit), Some(tracker)) = (&exit, &self.platform.model.processes) else {
             return exit;

@@ -167,6 +167,7 @@ impl KvmVcpu {
                     }
                     return Ok(RunLoopEnd::Emulate);
                 }
+                Turn::Crash(cause) if board.run.reset_after(&cause) => {}
                 Turn::Crash(cause) if board.run.stops.requested() => {
                     self.crashed = Some(cause.clone());
                     self.model.debug.due = Some(StopReason::Crash(cause));
@@ -486,6 +487,15 @@ impl PausedVcpu for KvmVcpu {
             }
         };
         self.apply(index, effect).map(|()| true)
+    }
+
+    fn was_reset(&mut self) -> Result<(), KvmError> {
+        self.fd.set_msrs(self.model.msrs.mirrored())?;
+        (self.cr8, self.tsc_base) = (0, None);
+        self.fd.set_cr8(self.cr8);
+        self.hits = 0;
+        self.report_armed();
+        Ok(())
     }
 
     /// KVM decodes guest code anew by itself.

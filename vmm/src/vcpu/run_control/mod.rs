@@ -11,5 +11,5 @@ mod outcome;
 mod vcpus;
 
 pub use doorbell::{Doorbell, Kick};
-pub use outcome::{GuestEnd, HaltText, Outcome, RunEnd, RunError};
+pub use outcome::{GuestEnd, HaltText, Outcome, ResetPolicy, RunEnd, RunError, RunEvent};
 pub use vcpus::{Checkpoint, CheckpointState, RunLoopEnd, VcpuControl};

@@ -139,9 +139,35 @@ impl From<MachineRequest> for Outcome {
     }
 }
 
+/// What a reset by the guest does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ResetPolicy {
+    /// It ends the run.
+    #[default]
+    End,
+    /// The thread that waits for the end of the run resets the machine.
+    Reboot,
+    /// The thread that runs all vCPUs of a deterministic machine resets it.
+    RebootInTurn,
+}
+
+/// What [`RunEnd::wait_or_reset`] waited for.
+#[derive(Debug)]
+pub enum RunEvent {
+    /// The run ended.
+    End(Outcome),
+    /// The guest requested a reset, which does not end the run.
+    Reset,
+    /// The limit passed.
+    Limit,
+}
+
 /// The end of a run.
 #[derive(Debug, Default)]
 pub struct RunEnd {
+    resets: ResetPolicy,
+    /// The guest requested a reset that was not made yet.
+    reset: AtomicBool,
     outcome: Mutex<Option<Outcome>>,
     /// The time that does not count for the limit.
     excluded: Mutex<ExcludedTime>,
@@ -162,6 +188,32 @@ struct ExcludedTime {
 }
 
 impl RunEnd {
+    /// The end of a run in which a reset by the guest does this.
+    pub fn with_resets(resets: ResetPolicy) -> Self {
+        Self {
+            resets,
+            ..Self::default()
+        }
+    }
+
+    /// What a reset by the guest does.
+    pub const fn resets(&self) -> ResetPolicy {
+        self.resets
+    }
+
+    /// Records that the guest requested a reset.
+    pub fn set_reset(&self) {
+        // The thread that waits must not miss it.
+        let _outcome = lock(&self.outcome);
+        self.reset.store(true, Ordering::SeqCst);
+        self.set.notify_all();
+    }
+
+    /// Whether the guest requested a reset; withdraws the request.
+    pub fn take_reset(&self) -> bool {
+        self.reset.load(Ordering::Relaxed) && self.reset.swap(false, Ordering::SeqCst)
+    }
+
     /// Excludes the time from now on from the limit of [`RunEnd::wait`], or ends that.
     pub fn suspend_limit(&self, suspend: bool) {
         let mut excluded = lock(&self.excluded);
@@ -204,10 +256,25 @@ impl RunEnd {
     /// Waits for the outcome, until `limit` if there is one, and longer by the time excluded from
     /// it.
     pub fn wait(&self, limit: Option<Instant>) -> Option<Outcome> {
+        match self.wait_for(limit, false) {
+            RunEvent::End(outcome) => Some(outcome),
+            RunEvent::Reset | RunEvent::Limit => None,
+        }
+    }
+
+    /// Like [`RunEnd::wait`], and also returns when the guest has requested a reset.
+    pub fn wait_or_reset(&self, limit: Option<Instant>) -> RunEvent {
+        self.wait_for(limit, self.resets == ResetPolicy::Reboot)
+    }
+
+    fn wait_for(&self, limit: Option<Instant>, resets: bool) -> RunEvent {
         let mut outcome = lock(&self.outcome);
         loop {
-            if outcome.is_some() {
-                return outcome.take();
+            if let Some(outcome) = outcome.take() {
+                return RunEvent::End(outcome);
+            }
+            if resets && self.take_reset() {
+                return RunEvent::Reset;
             }
             outcome = match limit.and_then(|limit| self.extended(limit)) {
                 None => self
@@ -215,7 +282,9 @@ impl RunEnd {
                     .wait(outcome)
                     .unwrap_or_else(PoisonError::into_inner),
                 Some(limit) => {
-                    let left = limit.checked_duration_since(Instant::now())?;
+                    let Some(left) = limit.checked_duration_since(Instant::now()) else {
+                        return RunEvent::Limit;
+                    };
                     self.set
                         .wait_timeout(outcome, left)
                         .unwrap_or_else(PoisonError::into_inner)

@@ -60,13 +60,16 @@ struct ControlState<R> {
     /// vCPUs that stay paused when the others resume, one bit each. A thread that runs several
     /// vCPUs pauses when all of them are held.
     held: u64,
+    /// All vCPUs stay paused until the machine is reset.
+    resetting: bool,
     /// Requests that the vCPUs' threads serve before they resume.
     requests: Vec<VecDeque<R>>,
 }
 
 impl<R> ControlState<R> {
     fn pauses(&self, ids: u64) -> bool {
-        self.phase == Phase::Paused || (self.phase == Phase::Running && self.held & ids == ids)
+        let held = self.resetting || self.held & ids == ids;
+        self.phase == Phase::Paused || (self.phase == Phase::Running && held)
     }
 
     fn has_request(&self, mut ids: Range<usize>) -> bool {
@@ -155,6 +158,7 @@ impl<R> VcpuControl<R> {
                     round: 0,
                 },
                 held: 0,
+                resetting: false,
                 requests: (0..cpus).map(|_| VecDeque::new()).collect(),
             }),
             changed: Condvar::new(),
@@ -250,6 +254,30 @@ impl<R> VcpuControl<R> {
         };
         queue.push_back(request);
         true
+    }
+
+    /// Makes all vCPUs stop at their next checkpoints, until [`VcpuControl::end_reset`], without
+    /// waiting for them.
+    pub fn begin_reset(&self) {
+        lock(&self.inner).resetting = true;
+        self.ring_all();
+    }
+
+    /// Waits until no vCPU runs any more after [`VcpuControl::begin_reset`].
+    ///
+    /// Returns `false` if the machine is stopped.
+    pub fn wait_for_reset(&self) -> bool {
+        let mut inner = lock(&self.inner);
+        while inner.phase != Phase::Stopped && inner.waiting < inner.active {
+            inner = wait(&self.settled, inner);
+        }
+        inner.phase != Phase::Stopped
+    }
+
+    /// Lets the vCPUs run again after a reset, unless they are paused for another reason.
+    pub fn end_reset(&self) {
+        lock(&self.inner).resetting = false;
+        self.changed.notify_all();
     }
 
     /// Stops all vCPUs for good, without waiting for them.
@@ -392,7 +420,7 @@ impl<R> VcpuControl<R> {
                 inner.change.arrived -= 1;
                 break;
             }
-            let paused = inner.phase == Phase::Paused;
+            let paused = inner.phase == Phase::Paused || inner.resetting;
             if !paused && inner.change.arrived >= inner.active {
                 inner.change.engine = inner.change.target();
                 inner.change.end_round();
@@ -482,6 +510,26 @@ mod tests {
         control.stop();
         threads.into_iter().for_each(|t| t.join().unwrap());
         assert!(!control.pause(), "a stopped machine cannot be paused");
+    }
+
+    #[test]
+    fn reset_holds_the_vcpus_also_when_a_debugger_resumes_them() {
+        let (control, count, threads) = counters(3);
+        control.resume();
+        for _ in 0..50 {
+            control.begin_reset();
+            assert!(control.wait_for_reset());
+            let before = count.load(Ordering::SeqCst);
+            assert!(control.pause());
+            control.resume();
+            thread::yield_now();
+            assert_eq!(count.load(Ordering::SeqCst), before);
+            control.end_reset();
+        }
+        control.begin_reset();
+        control.stop();
+        assert!(!control.wait_for_reset(), "a stopped machine is not reset");
+        threads.into_iter().for_each(|t| t.join().unwrap());
     }
 
     /// Threads that follow engine changes, and how many changes each has made.

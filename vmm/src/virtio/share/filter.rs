@@ -8,18 +8,29 @@ pub(super) const REQUEST_HEADER: usize = 40;
 pub(super) const REPLY_HEADER: usize = 16;
 
 /// The requests of protocol version 7.31 that a share serves, by opcode.
-mod opcode {
+pub(super) mod opcode {
     pub const LOOKUP: u32 = 1;
     pub const FORGET: u32 = 2;
     pub const GETATTR: u32 = 3;
+    pub const SETATTR: u32 = 4;
     pub const READLINK: u32 = 5;
+    pub const SYMLINK: u32 = 6;
+    pub const MKNOD: u32 = 8;
+    pub const MKDIR: u32 = 9;
+    pub const UNLINK: u32 = 10;
+    pub const RMDIR: u32 = 11;
+    pub const RENAME: u32 = 12;
+    pub const LINK: u32 = 13;
     pub const OPEN: u32 = 14;
     pub const READ: u32 = 15;
+    pub const WRITE: u32 = 16;
     pub const STATFS: u32 = 17;
     pub const RELEASE: u32 = 18;
     pub const FSYNC: u32 = 20;
+    pub const SETXATTR: u32 = 21;
     pub const GETXATTR: u32 = 22;
     pub const LISTXATTR: u32 = 23;
+    pub const REMOVEXATTR: u32 = 24;
     pub const FLUSH: u32 = 25;
     pub const INIT: u32 = 26;
     pub const OPENDIR: u32 = 27;
@@ -27,9 +38,12 @@ mod opcode {
     pub const RELEASEDIR: u32 = 29;
     pub const FSYNCDIR: u32 = 30;
     pub const ACCESS: u32 = 34;
+    pub const CREATE: u32 = 35;
     pub const DESTROY: u32 = 38;
     pub const BATCH_FORGET: u32 = 42;
+    pub const FALLOCATE: u32 = 43;
     pub const READDIRPLUS: u32 = 44;
+    pub const RENAME2: u32 = 45;
     pub const LSEEK: u32 = 46;
 }
 
@@ -59,9 +73,23 @@ const READ_ONLY: [u32; 22] = [
     opcode::LSEEK,
 ];
 
-/// SETATTR, SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK, WRITE, SETXATTR, REMOVEXATTR,
-/// CREATE, FALLOCATE and RENAME2. Locks, ioctls, polls and DAX mappings are not served.
-const CHANGING: [u32; 14] = [4, 6, 8, 9, 10, 11, 12, 13, 16, 21, 24, 35, 43, 45];
+/// The requests that change files. Locks, ioctls, polls and DAX mappings are not served.
+const CHANGING: [u32; 14] = [
+    opcode::SETATTR,
+    opcode::SYMLINK,
+    opcode::MKNOD,
+    opcode::MKDIR,
+    opcode::UNLINK,
+    opcode::RMDIR,
+    opcode::RENAME,
+    opcode::LINK,
+    opcode::WRITE,
+    opcode::SETXATTR,
+    opcode::REMOVEXATTR,
+    opcode::CREATE,
+    opcode::FALLOCATE,
+    opcode::RENAME2,
+];
 
 /// What the filter does with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

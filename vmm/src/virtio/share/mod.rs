@@ -3,7 +3,10 @@
 //! The crate fuse-backend-rs parses FUSE messages and accesses the files. Before that, each message
 //! passes the module `filter`, and nothing else makes a share read-only.
 
+mod budget;
 mod filter;
+mod nodes;
+mod request;
 mod server;
 mod spec;
 

@@ -14,10 +14,12 @@ use fuse_backend_rs::transport::{Reader, VirtioFsWriter, Writer};
 use fuse_virtio_queue::{Queue, QueueT};
 use fuse_vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use hindsight_devices::virtio::filesystem::{FileSystem, FuseServer, MESSAGE_MAX};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use thiserror::Error;
 
-use super::filter::{FilterVerdict, REPLY_HEADER, REQUEST_HEADER, judge, refuse};
+use super::budget::Budget;
+use super::filter::{FilterVerdict, REPLY_HEADER, judge, refuse};
+use super::nodes::NodeTable;
+use super::request::destroy;
 use super::spec::ShareSpec;
 
 /// How long the guest may cache names and attributes.
@@ -31,8 +33,6 @@ const REQUEST: u64 = 0x1_0000;
 const REPLY: u64 = 0x20_0000;
 const BUFFER_LEN: usize = 0x40_0000;
 const QUEUE_SIZE: u16 = 4;
-/// The request that ends a session.
-const DESTROY: u8 = 38;
 /// Descriptor flags: another one follows; the device writes.
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
@@ -62,26 +62,22 @@ pub enum ShareError {
 pub fn open(spec: &ShareSpec) -> Result<FileSystem, ShareError> {
     Ok(FileSystem::new(
         &spec.tag,
-        Box::new(FolderServer::new(spec)?),
+        Box::new(FolderServer::new(spec, Budget::new())?),
     ))
-}
-
-/// Raises the limit of open files to the host's maximum: this process holds a descriptor for each
-/// file that the guest has looked up.
-fn raise_file_limit() {
-    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    let limit = Rlimit {
-        current: maximum,
-        maximum,
-    };
-    if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::warn!("the limit of open files cannot be raised: {error}");
-    }
 }
 
 /// The server of one folder.
 struct FolderServer {
     spec: ShareSpec,
+    files: MessageServer,
+    nodes: NodeTable,
+    budget: Budget,
+    /// A request failed because all descriptors are those of open files; reported once.
+    exhausted: bool,
+}
+
+/// Passes messages to the crate's server.
+struct MessageServer {
     server: Server<PassthroughFs<()>>,
     buffer: GuestMemoryMmap<()>,
     queue: Queue,
@@ -125,8 +121,19 @@ fn keeping_mask<T>(writable: bool, open: impl FnOnce() -> T) -> T {
 }
 
 impl FolderServer {
+    fn new(spec: &ShareSpec, budget: Budget) -> Result<Self, ShareError> {
+        Ok(Self {
+            spec: spec.clone(),
+            files: MessageServer::new(spec)?,
+            nodes: NodeTable::default(),
+            budget,
+            exhausted: false,
+        })
+    }
+}
+
+impl MessageServer {
     fn new(spec: &ShareSpec) -> Result<Self, ShareError> {
-        raise_file_limit();
         let broken = |error: &dyn std::fmt::Display| ShareError::Buffer(error.to_string());
         let buffer = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), BUFFER_LEN)]);
         let mut queue = Queue::new(QUEUE_SIZE).map_err(|e| broken(&e))?;
@@ -140,7 +147,6 @@ impl FolderServer {
         };
         set_up().map_err(|e| broken(&e))?;
         Ok(Self {
-            spec: spec.clone(),
             server: Server::new(passthrough(spec)?),
             buffer: buffer.map_err(|e| broken(&e))?,
             queue,
@@ -149,7 +155,7 @@ impl FolderServer {
     }
 
     /// Lays out the chain of a request and its reply, and serves it. Returns the reply's length.
-    fn serve(&mut self, request: &[u8], reply_len: usize) -> Option<usize> {
+    fn serve_message(&mut self, request: &[u8], reply_len: usize) -> Option<usize> {
         let buffer = &self.buffer;
         let descriptors = [
             (
@@ -181,15 +187,11 @@ impl FolderServer {
             .handle_message(reader, Writer::VirtioFs(writer), None, None);
         served.ok()
     }
-}
 
-impl FuseServer for FolderServer {
-    fn answer(&mut self, request: &[u8], reply: &mut [u8]) -> usize {
-        if let FilterVerdict::Refuse(error) = judge(request, self.spec.writable) {
-            return refuse(request, error, reply);
-        }
-        let Some(len) = self.serve(request, reply.len()) else {
-            tracing::debug!("share {}: a request could not be served", self.spec.tag);
+    /// Serves a request. Returns the bytes of the reply.
+    fn serve(&mut self, request: &[u8], reply: &mut [u8]) -> usize {
+        let Some(len) = self.serve_message(request, reply.len()) else {
+            tracing::debug!("a request of a share could not be served");
             return refuse(request, libc::EIO, reply);
         };
         let Some(to) = reply.get_mut(..len) else {
@@ -200,15 +202,27 @@ impl FuseServer for FolderServer {
             Err(_) => refuse(request, libc::EIO, reply),
         }
     }
+}
+
+impl FuseServer for FolderServer {
+    fn answer(&mut self, request: &[u8], reply: &mut [u8]) -> usize {
+        match judge(request, self.spec.writable) {
+            FilterVerdict::Refuse(error) => refuse(request, error, reply),
+            FilterVerdict::Serve => self.serve_within_budget(request, reply),
+        }
+    }
 
     fn reset(&mut self) {
         // The end of a session closes all files.
-        let mut request = [0; REQUEST_HEADER];
-        request[0] = request.len().to_le_bytes()[0];
-        request[4] = DESTROY;
-        keeping_mask(self.spec.writable, || self.serve(&request, REPLY_HEADER));
+        self.nodes.clear();
+        let mut reply = [0; REPLY_HEADER];
+        keeping_mask(self.spec.writable, || {
+            self.files.serve(&destroy(), &mut reply)
+        });
     }
 }
+
+mod descriptors;
 
 #[cfg(test)]
 mod tests;

@@ -9,6 +9,10 @@ const OPEN: u32 = 14;
 const READ: u32 = 15;
 const MKDIR: u32 = 9;
 const INIT: u32 = 26;
+const GETATTR: u32 = 3;
+const UNLINK: u32 = 10;
+const RENAME: u32 = 12;
+const RELEASE: u32 = 18;
 
 struct Share {
     server: FolderServer,
@@ -17,13 +21,17 @@ struct Share {
 
 impl Share {
     fn new(folder: &Path, writable: bool) -> Self {
+        Self::with_budget(folder, writable, Budget::of(0))
+    }
+
+    fn with_budget(folder: &Path, writable: bool, budget: Budget) -> Self {
         let spec = ShareSpec {
             folder: folder.to_owned(),
             tag: "t".to_owned(),
             writable,
         };
         let mut share = Self {
-            server: FolderServer::new(&spec).unwrap(),
+            server: FolderServer::new(&spec, budget).unwrap(),
             unique: 0,
         };
         let mut init = [7_u32, 31, 0x2_0000, 0].map(u32::to_le_bytes).concat();
@@ -146,3 +154,145 @@ fn folders_that_cannot_be_shared_are_refused() {
         assert!(matches!(open(&spec), Err(ShareError::Open(..))));
     }
 }
+
+/// How many descriptors of this process are files in `folder`.
+fn descriptors_in(folder: &Path) -> usize {
+    let descriptors = fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let targets = descriptors.filter_map(|entry| fs::read_link(entry.path()).ok());
+    targets.filter(|target| target.starts_with(folder)).count()
+}
+
+/// A share of a folder with 20 folders of 20 files, all of which the guest has looked up. Each file
+/// contains its name.
+fn known_files(folder: &Path) -> (Share, Vec<(String, u64)>) {
+    for sub in 0..20 {
+        fs::create_dir(folder.join(format!("sub{sub}"))).unwrap();
+        for file in 0..20 {
+            let name = format!("sub{sub}/{file}");
+            fs::write(folder.join(&name), &name).unwrap();
+        }
+    }
+    let mut share = Share::new(folder, true);
+    let mut files = Vec::new();
+    for sub in 0..20 {
+        let node = share.lookup(ROOT, &format!("sub{sub}")).unwrap();
+        for file in 0..20 {
+            let found = share.lookup(node, &file.to_string()).unwrap();
+            files.push((format!("sub{sub}/{file}"), found));
+        }
+    }
+    (share, files)
+}
+
+#[test]
+fn descriptors_are_bounded_and_every_known_file_can_be_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut share, files) = known_files(folder.path());
+    assert!(descriptors_in(folder.path()) <= 66, "the root and one more");
+    for (name, node) in &files {
+        let handle = share.request(OPEN, *node, &[0; 8]).unwrap();
+        let mut read = handle[..8].to_vec();
+        read.resize(16, 0);
+        read.extend(100_u32.to_le_bytes());
+        read.resize(40, 0);
+        assert_eq!(share.request(READ, *node, &read).unwrap(), name.as_bytes());
+        let mut release = handle[..8].to_vec();
+        release.resize(24, 0);
+        share.request(RELEASE, *node, &release).unwrap();
+    }
+    assert!(descriptors_in(folder.path()) <= 66);
+    let (_, first) = files[0];
+    let sub = share.lookup(ROOT, "sub0").unwrap();
+    assert_eq!(share.lookup(sub, "0").unwrap(), first, "the same node");
+}
+
+#[test]
+fn open_files_keep_their_descriptors_and_others_fail_until_one_is_closed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut share, files) = known_files(folder.path());
+    let mut handles = Vec::new();
+    let error = loop {
+        let (_, node) = files[handles.len()];
+        match share.request(OPEN, node, &[0; 8]) {
+            Ok(handle) => handles.push((node, handle[..8].to_vec())),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error, libc::EMFILE);
+    assert!(handles.len() >= 30, "{}", handles.len());
+    assert!(descriptors_in(folder.path()) <= 66);
+    for (node, handle) in handles.iter().take(4) {
+        let mut release = handle.clone();
+        release.resize(24, 0);
+        share.request(RELEASE, *node, &release).unwrap();
+    }
+    share.request(OPEN, files[399].1, &[0; 8]).unwrap();
+}
+
+#[test]
+fn renamed_and_removed_files_stay_the_guests() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut share, files) = known_files(folder.path());
+    let rename = [
+        &folder_node(&mut share, "sub1").to_le_bytes()[..],
+        b"0\0moved\0",
+    ]
+    .concat();
+    let sub0 = folder_node(&mut share, "sub0");
+    share.request(RENAME, sub0, &rename).unwrap();
+    share.request(UNLINK, sub0, b"1\0").unwrap();
+    for _ in 0..2 {
+        for (_, node) in &files[2..] {
+            share.request(GETATTR, *node, &[0; 16]).unwrap();
+        }
+    }
+    share.request(GETATTR, files[0].1, &[0; 16]).unwrap();
+    assert_eq!(share.read(files[0].1, 100).unwrap(), b"sub0/0");
+    assert_eq!(share.read(files[1].1, 100).unwrap(), b"sub0/1");
+}
+
+#[test]
+fn evicted_file_that_the_host_has_replaced_is_stale() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut share, files) = known_files(folder.path());
+    let path = folder.path().join("sub0/0");
+    fs::rename(&path, folder.path().join("elsewhere")).unwrap();
+    assert_eq!(
+        share.request(GETATTR, files[0].1, &[0; 16]),
+        Err(libc::ESTALE)
+    );
+    fs::write(&path, "another file").unwrap();
+    assert_eq!(
+        share.request(GETATTR, files[0].1, &[0; 16]),
+        Err(libc::ESTALE)
+    );
+    let sub = share.lookup(ROOT, "sub0").unwrap();
+    let new = share.lookup(sub, "0").unwrap();
+    assert_eq!(share.read(new, 100).unwrap(), b"another file");
+}
+
+#[test]
+fn forgotten_files_leave_no_descriptor() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut share, files) = known_files(folder.path());
+    let subs: Vec<u64> = (0..20)
+        .map(|sub| folder_node(&mut share, &format!("sub{sub}")))
+        .collect();
+    let nodes = files.iter().map(|(_, node)| *node).chain(subs);
+    for node in nodes {
+        let mut forget = [48_u32, 2].map(u32::to_le_bytes).concat();
+        forget.extend([0; 8]);
+        forget.extend(node.to_le_bytes());
+        forget.resize(40, 0);
+        forget.extend(2_u64.to_le_bytes());
+        assert_eq!(share.server.answer(&forget, &mut []), 0);
+    }
+    assert_eq!(descriptors_in(folder.path()), 1, "the root");
+    assert_eq!(share.server.nodes.descriptors(), 0);
+}
+
+fn folder_node(share: &mut Share, name: &str) -> u64 {
+    share.lookup(ROOT, name).unwrap()
+}
+
+mod eviction;

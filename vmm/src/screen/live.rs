@@ -1,0 +1,114 @@
+//! The screen in the terminal while the guest runs.
+
+use std::fmt::Write as _;
+use std::io::{self, Write};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use super::TextScreen;
+use crate::sandbox::{ThreadKind, enter};
+use crate::sync::lock;
+use crate::vcpu::board::Board;
+
+/// Time between two looks at the guest's memory.
+const PERIOD: Duration = Duration::from_millis(100);
+/// Erases the terminal.
+const ERASE: &str = "\x1b[2J";
+
+/// Whether the thread ends.
+#[derive(Default)]
+struct Stop {
+    stopped: Mutex<bool>,
+    changed: Condvar,
+}
+
+/// Shows the screen in the terminal until it is dropped.
+pub struct LiveScreen {
+    stop: Arc<Stop>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for LiveScreen {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LiveScreen").finish_non_exhaustive()
+    }
+}
+
+impl LiveScreen {
+    /// Starts a thread that writes the screen of the machine to `terminal` whenever it has changed.
+    ///
+    /// # Errors
+    ///
+    /// The thread cannot be started.
+    pub fn start(board: Arc<Board>, terminal: Box<dyn Write + Send>) -> io::Result<Self> {
+        let stop = Arc::new(Stop::default());
+        let own = stop.clone();
+        let thread = thread::Builder::new().name("display".to_owned());
+        let thread = thread.spawn(move || {
+            enter(ThreadKind::Display);
+            run(&board, terminal, &own);
+        })?;
+        Ok(Self {
+            stop,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for LiveScreen {
+    fn drop(&mut self) {
+        *lock(&self.stop.stopped) = true;
+        self.stop.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has printed its message.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn run(board: &Board, mut terminal: Box<dyn Write + Send>, stop: &Stop) {
+    let mut last = None;
+    loop {
+        let stopped = lock(&stop.stopped);
+        let waited = stop
+            .changed
+            .wait_timeout_while(stopped, PERIOD, |stopped| !*stopped);
+        let ends = *waited.unwrap_or_else(PoisonError::into_inner).0;
+        let screen = TextScreen::of(board).ok();
+        if let Some(screen) = &screen
+            && last.as_ref() != Some(screen)
+        {
+            let erase = if last.is_none() { ERASE } else { "" };
+            // The failure ends the run.
+            let _ = terminal.write_all((erase.to_owned() + &painted(screen)).as_bytes());
+            let _ = terminal.flush();
+        }
+        last = screen.or(last);
+        if ends {
+            return;
+        }
+    }
+}
+
+/// The sequences that paint a screen over the one before it.
+fn painted(screen: &TextScreen) -> String {
+    let mut text = "\x1b[H".to_owned();
+    for line in screen.lines() {
+        let _ = write!(text, "{line}\x1b[K\r\n");
+    }
+    text + "\x1b[J"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::screen;
+    use super::*;
+
+    #[test]
+    fn paint_covers_the_lines_that_were_there() {
+        let text = painted(&screen(b"x", 7));
+        assert!(text.starts_with("\x1b[Hx\x1b[K\r\n\x1b[K\r\n"), "{text:?}");
+        assert_eq!(text.matches("\r\n").count(), 25);
+    }
+}

@@ -1,0 +1,122 @@
+//! The guest's text screen: as lines of text, as a picture, and in the terminal while the guest runs.
+//!
+//! The registers are a device's, the text is guest memory at B8000H, which the guest may change while it is
+//! read: a screen may have parts of two.
+
+mod code_page;
+mod live;
+mod picture;
+
+use std::fmt;
+
+use hindsight_devices::vga::{TEXT_MEMORY, TEXT_MEMORY_LEN, TextMode};
+use vm_memory::{Bytes, GuestAddress};
+
+pub use live::LiveScreen;
+pub use picture::PictureError;
+
+use crate::vcpu::board::Board;
+use code_page::character;
+
+/// The guest's text screen at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TextScreen {
+    mode: TextMode,
+    memory: Vec<u8>,
+}
+
+/// Why there is no text screen.
+#[derive(Clone, Copy, Debug, thiserror::Error, PartialEq, Eq)]
+pub enum ScreenError {
+    /// The machine has no screen.
+    #[error("the machine has no screen: --display adds one")]
+    Absent,
+    /// The guest has set a graphics mode.
+    #[error("the screen is in a graphics mode, which is not shown")]
+    Graphics,
+}
+
+impl TextScreen {
+    /// The screen of a machine now.
+    ///
+    /// # Errors
+    ///
+    /// The machine has no screen, or the screen no text.
+    pub fn of(board: &Board) -> Result<Self, ScreenError> {
+        let mode = board.buses.text_mode().ok_or(ScreenError::Absent)?;
+        let mode = mode.ok_or(ScreenError::Graphics)?;
+        let mut memory = vec![0; TEXT_MEMORY_LEN];
+        let read = board
+            .ram
+            .map
+            .read_slice(&mut memory, GuestAddress(TEXT_MEMORY));
+        debug_assert!(read.is_ok(), "every machine has 1 MiB of RAM");
+        Ok(Self { mode, memory })
+    }
+
+    fn cell(&self, row: usize, column: usize) -> (u8, u8) {
+        self.mode.cell(&self.memory, row, column)
+    }
+
+    /// The rows, without spaces at their ends.
+    pub fn lines(&self) -> Vec<String> {
+        let line = |row| {
+            let cells = (0..self.mode.columns).map(|column| self.cell(row, column).0);
+            let line: String = cells.map(character).collect();
+            line.trim_end_matches(' ').to_owned()
+        };
+        (0..self.mode.rows).map(line).collect()
+    }
+}
+
+/// The rows up to the last one that is not empty.
+impl fmt::Display for TextScreen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lines = self.lines();
+        let used = lines.iter().rposition(|line| !line.is_empty());
+        let used = used.map_or(0, |last| last + 1);
+        lines[..used]
+            .iter()
+            .try_for_each(|line| writeln!(f, "{line}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hindsight_devices::vga::Vga;
+
+    /// A screen with this text from its first cell on.
+    pub(super) fn screen(text: &[u8], attribute: u8) -> TextScreen {
+        let mut memory = vec![0; TEXT_MEMORY_LEN];
+        for (cell, &character) in memory.chunks_exact_mut(2).zip(text) {
+            cell.copy_from_slice(&[character, attribute]);
+        }
+        let mode = Vga::default().text_mode().unwrap();
+        TextScreen { mode, memory }
+    }
+
+    #[test]
+    fn text_has_the_characters_of_code_page_437_and_no_control_characters() {
+        let mut text: Vec<u8> = (0..=255).collect();
+        text.resize(320, b' ');
+        let lines = screen(&text, 7).lines();
+        assert_eq!(lines.len(), 25);
+        assert!(lines[0].starts_with(" ☺☻♥"), "{}", lines[0]);
+        assert!(lines[1].contains("PQRSTUVWXYZ["), "{}", lines[1]);
+        assert!(lines[2].contains("░▒▓│┤"), "{}", lines[2]);
+        assert!(
+            lines
+                .iter()
+                .flat_map(|line| line.chars())
+                .all(|c| !c.is_control())
+        );
+    }
+
+    #[test]
+    fn text_ends_with_the_last_row_that_is_used() {
+        assert_eq!(screen(b"", 7).to_string(), "");
+        let text = [&[b' '; 160][..], b"kernel  "].concat();
+        assert_eq!(screen(&text, 7).to_string(), "\n\nkernel\n");
+    }
+}
