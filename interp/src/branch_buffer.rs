@@ -52,6 +52,21 @@ pub(crate) struct BtsTarget {
     pub(crate) fast_path: BtsFastPath,
 }
 
+/// How translated code records near branches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BranchRecords {
+    /// Not at all.
+    None,
+    /// In the branch buffer.
+    Stamped,
+    /// In the branch buffer, with conditional branches that are not taken.
+    StampedAll,
+    /// In the guest's BTS buffer.
+    Bts,
+    /// In a way that translated code does not support.
+    Unsupported,
+}
+
 /// Where translated code can store BTS records: host addresses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BtsWindow {
@@ -262,7 +277,7 @@ impl BranchBuffer {
     pub(crate) unsafe fn stored_up_to(&mut self, window: &BtsWindow, next: usize) {
         let bytes = next.wrapping_sub(window.next);
         let index = (next as u64).wrapping_sub(window.add);
-        debug_assert!(bytes as u64 % bts::RECORD == 0 && bytes < 4096 + 24);
+        debug_assert!((bytes as u64).is_multiple_of(bts::RECORD) && bytes < 4096 + 24);
         // SAFETY: the area is that of a target, and the guest's memory is still there.
         unsafe { store_u64::<8>(window.area, index) };
         self.reported = self.reported.wrapping_add(bytes as u64 / bts::RECORD);

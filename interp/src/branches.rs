@@ -5,7 +5,7 @@
     reason = "where BTS records go is kept as host addresses from the TLB"
 )]
 
-use crate::branch_buffer::{BtsTarget, BtsWindow};
+use crate::branch_buffer::{BranchRecords, BtsTarget, BtsWindow};
 use crate::code::Op;
 use crate::core::Core;
 use crate::platform::{Branch, BranchClass, SystemEvent};
@@ -14,21 +14,6 @@ use hindsight_cpu::branch::bts::{self, BtsFastPath, BtsOutcome};
 
 /// Bytes of the BTS fields at the start of the DS management area.
 const BTS_FIELDS: usize = 32;
-
-/// How translated code records near branches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum BranchRecords {
-    /// Not at all.
-    None,
-    /// In the branch buffer.
-    Stamped,
-    /// In the branch buffer, with conditional branches that are not taken.
-    StampedAll,
-    /// In the guest's BTS buffer.
-    Bts,
-    /// In a way that translated code does not support.
-    Unsupported,
-}
 
 /// The source of a far branch or an event: RIP, base of CS, and CPL.
 #[derive(Clone, Copy, Debug)]

@@ -11,7 +11,7 @@ use hindsight_lockstep::system::run::{SystemOptions, expect, run as run_system};
 use hindsight_lockstep::tally::Tally;
 use hindsight_lockstep::user::class::{ALL_CLASSES, InsnClass};
 use hindsight_lockstep::user::compare::UserComparer;
-use hindsight_lockstep::user::reference::Comparison;
+use hindsight_lockstep::user::reference::TierComparison;
 use hindsight_lockstep::user::run::{UserOptions, run as run_user};
 use hindsight_lockstep::user::stems::Stems;
 use std::path::PathBuf;
@@ -38,7 +38,7 @@ struct Arguments {
     seed: Option<u64>,
     /// What to compare.
     #[arg(long, value_enum, default_value = "host")]
-    compare: Comparison,
+    compare: TierComparison,
     /// Run one batch of one class again and print its code.
     #[arg(long, value_parser = number, value_name = "SEED")]
     one: Option<u64>,
@@ -111,7 +111,7 @@ fn random_seed() -> u64 {
 }
 
 /// Runs one batch of user code again; returns whether all its runs are equal.
-fn replay_user(class: InsnClass, seed: u64, comparison: Comparison) -> Result<bool> {
+fn replay_user(class: InsnClass, seed: u64, comparison: TierComparison) -> Result<bool> {
     let text = UserComparer::new(comparison)?.replay(&Stems::of(class), class, seed);
     print!("{text}");
     let runs: Vec<_> = text.lines().filter(|l| l.starts_with("run ")).collect();

@@ -15,10 +15,10 @@ pub(crate) const RUN_COUNTERS: usize = 1 << 16;
 pub(crate) const LINE_SHIFT: u32 = 6;
 /// Size of a cache line in bytes.
 pub(crate) const LINE: u64 = 1 << LINE_SHIFT;
-/// Number of entries of a [`LineTable`]: sets of a first-level cache.
+/// Number of entries of a [`CacheLineTable`]: sets of a first-level cache.
 pub(crate) const LINES: usize = 64;
 
-/// Returns the tag that marks an entry of a [`LineTable`] as unused.
+/// Returns the tag that marks an entry of a [`CacheLineTable`] as unused.
 ///
 /// It is the address of a line that belongs to another entry.
 pub(crate) const fn unused_line(index: usize) -> u64 {
@@ -118,7 +118,7 @@ pub(crate) struct TlbArrays {
 /// the line whose stores change nothing.
 #[derive(Clone, Debug)]
 #[repr(C)]
-pub(crate) struct LineTable {
+pub(crate) struct CacheLineTable {
     pub(crate) read_tag: [u64; LINES],
     pub(crate) read_host: [u64; LINES],
     pub(crate) write_tag: [u64; LINES],
@@ -155,7 +155,7 @@ pub(crate) struct Data {
     pub(crate) context: Context,
     pub(crate) tlb: [TlbArrays; 2],
     pub(crate) jumps: [[JumpEntry; JUMPS]; 2],
-    pub(crate) lines: [LineTable; 2],
+    pub(crate) lines: [CacheLineTable; 2],
     /// For each set of the first-level cache for code, the line whose fetches change nothing.
     pub(crate) code_lines: [u64; LINES],
     /// The run counters: how often translated code entered each block.
@@ -177,12 +177,17 @@ pub(crate) const fn jumps_offset(rights: Rights) -> usize {
 
 /// Returns the offset of the line table for these rights.
 pub(crate) const fn lines_offset(rights: Rights) -> usize {
-    offset_of!(Data, lines) + rights as usize * size_of::<LineTable>()
+    offset_of!(Data, lines) + rights as usize * size_of::<CacheLineTable>()
+}
+
+/// Returns the index in a [`CacheLineTable`] of a line: its address divided by 64.
+pub(crate) fn line_index(line: u64) -> usize {
+    usize::try_from(line % LINES as u64).unwrap_or(0)
 }
 
 /// Returns the offset of the entry for a line of code.
-pub(crate) const fn code_line_offset(line: u64) -> usize {
-    offset_of!(Data, code_lines) + (line as usize % LINES) * size_of::<u64>()
+pub(crate) fn code_line_offset(line: u64) -> usize {
+    offset_of!(Data, code_lines) + line_index(line) * size_of::<u64>()
 }
 
 /// Returns the offset of a run counter.

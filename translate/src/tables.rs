@@ -7,8 +7,8 @@
 #![expect(unsafe_code, reason = "the tables are in the arena of translated code")]
 
 use crate::layout::{
-    Data, JUMPS, JumpEntry, LINE, LINE_SHIFT, LINES, LineTable, RUN_COUNTERS, Rights, TLB_ENTRIES,
-    TlbArrays, jump_index, unused_line, unused_tag,
+    CacheLineTable, Data, JUMPS, JumpEntry, LINE, LINE_SHIFT, LINES, RUN_COUNTERS, Rights,
+    TLB_ENTRIES, TlbArrays, jump_index, line_index, unused_line, unused_tag,
 };
 use std::ptr::NonNull;
 
@@ -328,14 +328,14 @@ impl Tables {
         }
     }
 
-    fn lines(&mut self, rights: Rights) -> &mut LineTable {
+    fn lines(&mut self, rights: Rights) -> &mut CacheLineTable {
         // SAFETY: the tables are within the data, and code does not use them while this runs.
         unsafe { &mut (*self.data.as_ptr()).lines[rights as usize] }
     }
 
     /// Enters a line: see [`crate::Translator::enter_line`].
     pub(crate) fn enter_line(&mut self, rights: Rights, linear: u64, host: u64, write: bool) {
-        let (index, tag) = (line_index(linear), linear & !(LINE - 1));
+        let (index, tag) = (line_index(linear >> LINE_SHIFT), linear & !(LINE - 1));
         let keeps = self.lines(rights).read_tag[index] == tag;
         let dirty = keeps && self.lines(rights).write_tag[index] == tag;
         self.remove_line(linear);
@@ -348,7 +348,7 @@ impl Tables {
 
     /// Removes the lines of the set of an address.
     pub(crate) fn remove_line(&mut self, address: u64) {
-        let index = line_index(address);
+        let index = line_index(address >> LINE_SHIFT);
         for rights in [Rights::Supervisor, Rights::User] {
             let lines = self.lines(rights);
             lines.read_tag[index] = unused_line(index);
@@ -365,7 +365,7 @@ impl Tables {
 
     /// Enters a line of code.
     pub(crate) fn set_code_line(&mut self, line: u64) {
-        let index = line_index(line << LINE_SHIFT);
+        let index = line_index(line);
         // SAFETY: within the array; no code runs.
         unsafe { (&raw mut (*self.data.as_ptr()).code_lines[index]).write(line) };
     }
@@ -455,11 +455,6 @@ impl TlbArrays {
         self.read_tag[index] = unused_tag(index);
         self.write_tag[index] = unused_tag(index);
     }
-}
-
-/// Returns the index of an address in a [`LineTable`].
-fn line_index(address: u64) -> usize {
-    (address >> LINE_SHIFT) as usize % LINES
 }
 
 /// Returns the TLB index of a linear address.

@@ -4,8 +4,7 @@
 
 use super::flags::flags_of;
 use super::{EntryPoint, UnitMode, rights_of, set_of};
-use crate::branch_buffer::BtsWindow;
-use crate::branches::BranchRecords;
+use crate::branch_buffer::{BranchRecords, BtsWindow};
 use crate::code::{BlockEntry, BlockOp, DEAD, ReplacedHandler};
 use crate::core::{Core, Next};
 use crate::fault::ExitReason;

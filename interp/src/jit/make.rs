@@ -4,7 +4,7 @@
 
 use super::source::{SourceBlock, branch_format};
 use super::{Compiled, EntryPoint, UNITS, UnitMode, enter, rights_of};
-use crate::branches::BranchRecords;
+use crate::branch_buffer::BranchRecords;
 use crate::code::BlockOp;
 use crate::core::Core;
 use crate::registers::Reg;

@@ -11,14 +11,13 @@
 
 #![expect(unsafe_code, reason = "operations are reached through stored pointers")]
 
-mod accesses;
+mod counted;
 mod enter;
 mod flags;
 mod make;
 mod source;
 
-use crate::branch_buffer::BtsWindow;
-use crate::branches::BranchRecords;
+use crate::branch_buffer::{BranchRecords, BtsWindow};
 use crate::code::{AddressHasher, BlockEntry, OpId, ReplacedHandler};
 use crate::core::Core;
 use crate::interpreter::UnitExits;

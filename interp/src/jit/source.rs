@@ -1,7 +1,6 @@
 //! Collects the blocks of a unit, each the likely successor of the previous one.
 
-use crate::branch_buffer::BranchBuffer;
-use crate::branches::BranchRecords;
+use crate::branch_buffer::{BranchBuffer, BranchRecords};
 use crate::code::{Block, BlockEntry};
 use crate::core::Core;
 use crate::facts::{self, InstructionFacts};
@@ -195,7 +194,9 @@ impl Core {
                 break;
             }
             let entry = block.entry();
-            let offset = |i: &GuestInstruction| i.insn.ip().wrapping_sub(next) as u16;
+            let offset = |i: &GuestInstruction| {
+                u16::try_from(i.insn.ip().wrapping_sub(next)).unwrap_or(u16::MAX)
+            };
             let offsets = guest.insns.iter().map(offset).collect();
             let source = SourceBlock {
                 index,

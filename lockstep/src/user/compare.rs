@@ -8,7 +8,7 @@ use crate::user::batch::{Batch, InsnSlot, ResultSource};
 use crate::user::build::build;
 use crate::user::class::InsnClass;
 use crate::user::interp::InterpRunner;
-use crate::user::reference::{Comparison, Reference};
+use crate::user::reference::{Reference, TierComparison};
 use crate::user::stems::Stems;
 use anyhow::Result;
 use std::fmt::Write;
@@ -47,7 +47,7 @@ impl UserComparer {
     ///
     /// # Errors
     /// If memory cannot be mapped.
-    pub fn new(comparison: Comparison) -> Result<Self> {
+    pub fn new(comparison: TierComparison) -> Result<Self> {
         let (reference, interp) = Reference::sides(comparison)?;
         Ok(Self {
             reference,

@@ -8,7 +8,7 @@ use clap::ValueEnum;
 
 /// What is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Comparison {
+pub enum TierComparison {
     /// The interpreter with this host's processor.
     Host,
     /// Translated code with the interpreter.
@@ -27,16 +27,16 @@ impl Reference {
     ///
     /// # Errors
     /// If memory cannot be mapped.
-    pub(super) fn sides(comparison: Comparison) -> Result<(Self, InterpRunner)> {
+    pub(super) fn sides(comparison: TierComparison) -> Result<(Self, InterpRunner)> {
         Ok(match comparison {
-            Comparison::Host => {
+            TierComparison::Host => {
                 let host = HostRunner::new()?;
                 let interp = InterpRunner::new(host.base(), Tier::Interpreter)?;
                 (Self::Host(host), interp)
             }
             // Translated code is mapped where code that the host executes could find it, so both
             // sides are guests.
-            Comparison::Translated => {
+            TierComparison::Translated => {
                 let base = crate::layout::REGION_BASE;
                 let interp = InterpRunner::new(base, Tier::Interpreter)?;
                 (

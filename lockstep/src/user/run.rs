@@ -6,7 +6,7 @@ use crate::progress::ProgressFile;
 use crate::tally::Tally;
 use crate::user::class::InsnClass;
 use crate::user::compare::{RUNS, UserComparer, batch_seed};
-use crate::user::reference::Comparison;
+use crate::user::reference::TierComparison;
 use crate::user::stems::Stems;
 use crate::workers::{self, BatchCounter};
 use anyhow::{Context, Result};
@@ -28,7 +28,7 @@ pub struct UserOptions {
     /// The progress file, if there is one.
     pub path: Option<PathBuf>,
     /// What is compared.
-    pub comparison: Comparison,
+    pub comparison: TierComparison,
 }
 
 /// How often the progress file is written.

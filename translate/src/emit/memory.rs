@@ -3,7 +3,7 @@
 use super::{Emitter, Late, Retry, named};
 use crate::analysis::UnitStep;
 use crate::asm::{ADDR, Host, Rm, TEMP, jcc};
-use crate::layout::{Context, LINES, LineTable, TlbArrays, lines_offset};
+use crate::layout::{CacheLineTable, Context, LINES, TlbArrays, lines_offset};
 use iced_x86::{Code, Instruction, MemoryOperand, OpKind, Register};
 use std::mem::offset_of;
 
@@ -187,12 +187,12 @@ impl Emitter<'_> {
                 offset_of!(TlbArrays, write_host),
             ),
             (true, false) => (
-                offset_of!(LineTable, read_tag),
-                offset_of!(LineTable, read_host),
+                offset_of!(CacheLineTable, read_tag),
+                offset_of!(CacheLineTable, read_host),
             ),
             (true, true) => (
-                offset_of!(LineTable, write_tag),
-                offset_of!(LineTable, write_host),
+                offset_of!(CacheLineTable, write_tag),
+                offset_of!(CacheLineTable, write_host),
             ),
         };
         let table = if by_line {

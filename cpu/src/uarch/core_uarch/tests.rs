@@ -306,7 +306,7 @@ proptest! {
             one.instruction(&[access], false);
             loads += u64::from(!store);
             stores += u64::from(store);
-            let entry = &mut newest[line as usize % 64];
+            let entry = &mut newest[usize::try_from(line % 64).unwrap_or(0)];
             let known = entry.0 == line && (entry.1 || !store);
             if !known {
                 *entry = (line, store || *entry == (line, true));
