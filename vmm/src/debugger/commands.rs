@@ -34,7 +34,7 @@ const COMMANDS: &[CommandHelp] = &[
     ),
     help("screen", "", "show the text on the guest's screen"),
     help("inject", "nmi|irq LINE|smi", "raise an interrupt"),
-    help("reset", "", "end the machine as if the guest had reset it"),
+    help("reset", "", "end the machine with the status of a reset"),
 ];
 
 impl MachineCommands for MachineTarget {
@@ -63,7 +63,7 @@ impl MachineCommands for MachineTarget {
             "stats" => self.stats(),
             "reset" => {
                 self.board.run.finish(Outcome::Reset);
-                Ok("the machine ends as if the guest had reset it".to_owned())
+                Ok("the machine ends with the status of a reset".to_owned())
             }
             _ => Err(CommandError::Usage),
         }

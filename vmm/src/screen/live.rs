@@ -1,6 +1,5 @@
 //! The screen in the terminal while the guest runs.
 
-use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -86,18 +85,17 @@ fn run(board: &Board, mut terminal: Box<dyn Write + Send>, stop: &Stop) {
         }
         last = screen.or(last);
         if ends {
+            // What is written next begins below the screen.
+            let _ = terminal.write_all(b"\r\n").and_then(|()| terminal.flush());
             return;
         }
     }
 }
 
-/// The sequences that paint a screen over the one before it.
+/// The sequences that paint a screen over the one before it. A last line break would scroll.
 fn painted(screen: &TextScreen) -> String {
-    let mut text = "\x1b[H".to_owned();
-    for line in screen.lines() {
-        let _ = write!(text, "{line}\x1b[K\r\n");
-    }
-    text + "\x1b[J"
+    let lines = screen.lines().join("\x1b[K\r\n");
+    format!("\x1b[H{lines}\x1b[J")
 }
 
 #[cfg(test)]
@@ -109,6 +107,7 @@ mod tests {
     fn paint_covers_the_lines_that_were_there() {
         let text = painted(&screen(b"x", 7));
         assert!(text.starts_with("\x1b[Hx\x1b[K\r\n\x1b[K\r\n"), "{text:?}");
-        assert_eq!(text.matches("\r\n").count(), 25);
+        assert_eq!(text.matches("\r\n").count(), 24);
+        assert!(text.ends_with("\r\n\x1b[J"), "{text:?}");
     }
 }
