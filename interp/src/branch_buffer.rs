@@ -52,6 +52,34 @@ pub(crate) struct BtsTarget {
     pub(crate) fast_path: BtsFastPath,
 }
 
+/// How translated code records near branches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BranchRecords {
+    /// Not at all.
+    None,
+    /// In the branch buffer.
+    Stamped,
+    /// In the branch buffer, with conditional branches that are not taken.
+    StampedAll,
+    /// In the guest's BTS buffer.
+    Bts,
+    /// In a way that translated code does not support.
+    Unsupported,
+}
+
+/// Where translated code can store BTS records: host addresses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BtsWindow {
+    /// Address of the next record.
+    pub(crate) next: usize,
+    /// The address from which on records need other work.
+    pub(crate) end: usize,
+    /// Address of the writable BTS fields of the DS management area.
+    pub(crate) area: u64,
+    /// The difference between host addresses and linear addresses.
+    add: u64,
+}
+
 /// Branches that have not been reported to the platform.
 ///
 /// Invariant: at most [`CAPACITY`] branches are in the buffer.
@@ -206,9 +234,53 @@ impl BranchBuffer {
         true
     }
 
-    /// Whether adding branches to this buffer is all that their observers need.
-    pub(crate) fn only_buffers(&self) -> bool {
-        self.observe.bts.is_none()
+    /// Returns where BTS records can be stored without other work.
+    ///
+    /// `None` if there is no target for `write_epoch`, or the next record needs other work.
+    pub(crate) fn bts_window(&self, write_epoch: u64) -> Option<BtsWindow> {
+        let target = &self.bts_target;
+        if target.epoch != write_epoch {
+            return None;
+        }
+        let area = target.area;
+        // SAFETY: the contract of `set_bts_target`, for the epoch that was just compared.
+        let (index, maximum, threshold) = unsafe {
+            (
+                load_u64::<8>(area),
+                load_u64::<16>(area),
+                load_u64::<24>(area),
+            )
+        };
+        let end = target
+            .fast_path
+            .end(maximum, threshold)
+            .min(target.page + (4096 - bts::RECORD + 1));
+        let page = target.page.wrapping_add(target.add);
+        // Records must not overwrite the fields themselves.
+        if index < target.page || index >= end || page == area & !0xfff {
+            return None;
+        }
+        let host = |linear: u64| usize::try_from(linear.wrapping_add(target.add)).ok();
+        Some(BtsWindow {
+            next: host(index)?,
+            end: host(end)?,
+            area,
+            add: target.add,
+        })
+    }
+
+    /// Updates the BTS index after records were stored in a window, up to a host address.
+    ///
+    /// # Safety
+    /// Nothing may have changed the guest's memory since [`BranchBuffer::bts_window`] returned the
+    /// window.
+    pub(crate) unsafe fn stored_up_to(&mut self, window: &BtsWindow, next: usize) {
+        let bytes = next.wrapping_sub(window.next);
+        let index = (next as u64).wrapping_sub(window.add);
+        debug_assert!((bytes as u64).is_multiple_of(bts::RECORD) && bytes < 4096 + 24);
+        // SAFETY: the area is that of a target, and the guest's memory is still there.
+        unsafe { store_u64::<8>(window.area, index) };
+        self.reported = self.reported.wrapping_add(bytes as u64 / bts::RECORD);
     }
 
     /// Returns the addresses of the next free entry and of the limit.

@@ -5,7 +5,7 @@
     reason = "where BTS records go is kept as host addresses from the TLB"
 )]
 
-use crate::branch_buffer::BtsTarget;
+use crate::branch_buffer::{BranchRecords, BtsTarget, BtsWindow};
 use crate::code::Op;
 use crate::core::Core;
 use crate::platform::{Branch, BranchClass, SystemEvent};
@@ -200,6 +200,30 @@ impl Core {
             // page only with a new epoch.
             unsafe { self.branches.set_bts_target(target) };
         }
+    }
+
+    /// Returns how translated code must record near branches at the current privilege level.
+    pub(crate) fn branch_records(&self) -> BranchRecords {
+        let observe = self.branches.observe();
+        match &observe.bts {
+            _ if !self.branches.records() => BranchRecords::None,
+            None if observe.not_taken => BranchRecords::StampedAll,
+            None => BranchRecords::Stamped,
+            Some(_) if observe.branches => BranchRecords::Unsupported,
+            Some(how) if how.stores(self.mode.cpl()) => BranchRecords::Bts,
+            Some(_) => BranchRecords::None,
+        }
+    }
+
+    /// Returns where translated code can store BTS records now.
+    pub(crate) fn bts_window(&mut self) -> Option<BtsWindow> {
+        let epoch = self.mmu.writes.epoch();
+        if let Some(window) = self.branches.bts_window(epoch) {
+            return Some(window);
+        }
+        let how = self.branches.observe().bts?;
+        self.find_bts_target(&how);
+        self.branches.bts_window(epoch)
     }
 
     /// Requests the interrupt of a BTS buffer that has reached its threshold.

@@ -144,6 +144,7 @@ impl Core {
         self.ferr = true;
         self.debug.clear_trap();
         self.flush_tlb();
+        self.jit.forget_lines();
         self.update_debug();
         self.update_mode();
     }
@@ -443,13 +444,17 @@ impl Core {
 
     /// Whether instructions must be executed one at a time, on the exact path.
     pub(crate) fn needs_exact(&self) -> bool {
+        self.needs_exact_events() || self.counters.counts_accesses()
+    }
+
+    /// Whether each instruction must be executed alone for another reason than its accesses.
+    pub(crate) fn needs_exact_events(&self) -> bool {
         let events = &self.state.events;
         self.regs.flag(Rflags::TF | Rflags::RF)
             || self.has_virtual_interrupt()
             || events.mov_ss_shadow
             || events.sti_shadow
             || self.has_exec_breakpoints()
-            || self.counters.counts_accesses()
     }
 }
 

@@ -175,6 +175,29 @@ impl Counters {
         new
     }
 
+    /// The cache line of code that was fetched last.
+    pub(crate) fn last_line(&self) -> u64 {
+        self.line
+    }
+
+    /// Sets the cache line of code that was fetched last.
+    pub(crate) fn set_last_line(&mut self, line: u64) {
+        self.line = line;
+    }
+
+    /// Whether so many instructions may access memory before the counters must be updated.
+    pub(crate) fn covers_accesses(&self, instructions: u64) -> bool {
+        let quota = &self.counting.accesses;
+        quota.is_some_and(|q| q.left(self.ring) > instructions)
+    }
+
+    /// Subtracts instructions that accessed memory from the quota.
+    pub(crate) fn spend_instructions(&mut self, instructions: u64) {
+        if let Some(quota) = &mut self.counting.accesses {
+            quota.spend(self.ring, instructions);
+        }
+    }
+
     /// Adds an access within a page.
     pub(crate) fn push_touch(
         &mut self,

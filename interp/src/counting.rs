@@ -32,6 +32,10 @@ impl Core {
     /// Queries the platform for how far the counters let the processor run.
     pub(crate) fn update_counting(&mut self) {
         let counting = self.platform().counting();
+        let before = self.counters.counting();
+        if (counting.cache_models, counting.fetches) != (before.cache_models, before.fetches) {
+            self.jit.forget_lines();
+        }
         if self.counters.set_counting(counting) {
             self.exit.requested = true;
             self.update_rights();
@@ -114,6 +118,7 @@ impl Core {
         let ring = self.counters.ring();
         let accesses = self.counters.accesses(&touches, retired);
         let used = self.platform().accesses(ring, &accesses);
+        self.jit.accessed(&touches);
         self.counters.spend_accesses(used, touches);
     }
 

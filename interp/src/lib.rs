@@ -120,8 +120,8 @@ pub use memory::{Memory, MemoryError, RegionSpec};
 pub use model_platform::{InterruptController, ModelPlatform, NoDevices, NoInterrupts};
 pub use platform::{
     AbortCause, Accesses, Branch, BranchClass, Bus, Counting, Delivery, DeliveryFault,
-    DeliveryKind, GpFault, InterruptSource, MsrHandler, Observe, Observer, Pending, Platform,
-    RetiredCounts, Ring, SystemEvent, TransactionEvent,
+    DeliveryKind, GpFault, InterruptSource, MemoryAccess, MsrHandler, Observe, Observer, Pending,
+    Platform, RetiredCounts, Ring, SystemEvent, TransactionEvent,
 };
 pub use supported::supported_cpuid;
 

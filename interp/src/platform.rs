@@ -4,7 +4,7 @@ pub use hindsight_cpu::branch::{Branch, BranchClass, Observe};
 use hindsight_cpu::pmu::pebs::PebsOutcome;
 pub use hindsight_cpu::pmu::{EngineCounting as Counting, Ring};
 pub use hindsight_cpu::transaction::{AbortCause, TransactionEvent};
-pub use hindsight_cpu::uarch::InstructionAccesses as Accesses;
+pub use hindsight_cpu::uarch::{InstructionAccesses as Accesses, MemoryAccess};
 pub use hindsight_regs::vector::GpFault;
 use hindsight_regs::vector::Vector;
 
@@ -246,6 +246,16 @@ pub trait Observer {
     /// Called if [`Counting::accesses`] is a quota. Returns how much of the quota they have used,
     /// at least 1.
     fn accesses(&mut self, ring: Ring, accesses: &Accesses<'_>) -> u64;
+    /// Reports an access within one line, of an instruction that will retire.
+    ///
+    /// Called if [`Counting::batches`], with [`Observer::accesses_of_block`] soon after it.
+    fn line_access(&mut self, ring: Ring, access: &MemoryAccess);
+    /// Reports how many instructions of a block loaded, and how many stored.
+    ///
+    /// None of them was locked or accessed two lines. The accesses that were not passed to
+    /// [`Observer::line_access`] were to the line of their set in the L1 that was used last, and
+    /// stores had written that line before.
+    fn accesses_of_block(&mut self, ring: Ring, loads: u64, stores: u64);
     /// Reports that a cache line was flushed, or all of them if `gpa` is `None`.
     fn caches_flushed(&mut self, gpa: Option<u64>);
     /// Reports that the PEBS record of [`Counting::record`] was or was not stored.

@@ -124,7 +124,15 @@ impl Core {
                 }
             }
             if self.needs_exact() {
-                return self.step_instruction();
+                if !self.run_counting_unit() {
+                    return self.step_instruction();
+                }
+                match self.exit.reason {
+                    ExitReason::Lookup | ExitReason::Budget => continue,
+                    ExitReason::Poll => self.finish_instruction(false),
+                    _ => {}
+                }
+                return Ok(None);
             }
             let entry = match self.find_jump() {
                 Some(entry) => entry,
@@ -333,7 +341,7 @@ impl Core {
     }
 
     /// Returns the block at RIP, if the jump cache has it.
-    fn find_jump(&mut self) -> Option<BlockEntry<Self>> {
+    pub(crate) fn find_jump(&mut self) -> Option<BlockEntry<Self>> {
         let entry = self.code.jump(self.regs.rip)?;
         // SAFETY: the entry was just read from the cache; only the count of the block is read.
         if unsafe { entry.live() }.count() == DEAD {
@@ -346,7 +354,7 @@ impl Core {
     /// Returns the block at RIP, from the cache or newly decoded.
     ///
     /// With `exact` it is a block of one instruction.
-    fn find_block(&mut self, exact: bool) -> Result<BlockEntry<Self>, Fault> {
+    pub(crate) fn find_block(&mut self, exact: bool) -> Result<BlockEntry<Self>, Fault> {
         let rip = self.regs.rip;
         self.code.count_lookup();
         // SAFETY: the run loop uses no block that it found earlier, and no handler runs.

@@ -11,13 +11,15 @@ use hindsight_lockstep::system::run::{SystemOptions, expect, run as run_system};
 use hindsight_lockstep::tally::Tally;
 use hindsight_lockstep::user::class::{ALL_CLASSES, InsnClass};
 use hindsight_lockstep::user::compare::UserComparer;
+use hindsight_lockstep::user::reference::TierComparison;
 use hindsight_lockstep::user::run::{UserOptions, run as run_user};
 use hindsight_lockstep::user::stems::Stems;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Compares the interpreter with this host's processor, instruction by instruction.
+/// Compares the interpreter with this host's processor, or translated code with the interpreter,
+/// instruction by instruction.
 #[derive(Debug, Parser)]
 #[command(name = "lockstep", max_term_width = 100)]
 struct Arguments {
@@ -34,6 +36,9 @@ struct Arguments {
     /// given.
     #[arg(long, value_parser = number, value_name = "SEED")]
     seed: Option<u64>,
+    /// What to compare.
+    #[arg(long, value_enum, default_value = "host")]
+    compare: TierComparison,
     /// Run one batch of one class again and print its code.
     #[arg(long, value_parser = number, value_name = "SEED")]
     one: Option<u64>,
@@ -106,8 +111,8 @@ fn random_seed() -> u64 {
 }
 
 /// Runs one batch of user code again; returns whether all its runs are equal.
-fn replay_user(class: InsnClass, seed: u64) -> Result<bool> {
-    let text = UserComparer::new()?.replay(&Stems::of(class), class, seed);
+fn replay_user(class: InsnClass, seed: u64, comparison: TierComparison) -> Result<bool> {
+    let text = UserComparer::new(comparison)?.replay(&Stems::of(class), class, seed);
     print!("{text}");
     let runs: Vec<_> = text.lines().filter(|l| l.starts_with("run ")).collect();
     Ok(!runs.is_empty() && runs.iter().all(|l| l.ends_with(": equal")))
@@ -157,7 +162,7 @@ fn compare_user(arguments: &Arguments) -> Result<bool> {
         let [class] = arguments.classes[..] else {
             anyhow::bail!("--one needs exactly one class in --classes");
         };
-        return replay_user(class, seed);
+        return replay_user(class, seed, arguments.compare);
     }
     let classes = if arguments.classes.is_empty() {
         ALL_CLASSES.to_vec()
@@ -180,6 +185,7 @@ fn compare_user(arguments: &Arguments) -> Result<bool> {
         seed,
         jobs: jobs.max(1),
         path: arguments.state.clone(),
+        comparison: arguments.compare,
     };
     let before = progress.mismatched();
     run_user(&classes, &options, &mut progress)?;

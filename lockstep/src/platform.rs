@@ -2,8 +2,8 @@
 
 use hindsight_cpu::pmu::pebs::PebsOutcome;
 use hindsight_interp::{
-    Accesses, Branch, Bus, Counting, GpFault, InterruptSource, MsrHandler, Observe, Observer,
-    Pending, RetiredCounts, Ring, SystemEvent, TransactionEvent, supported_cpuid,
+    Accesses, Branch, Bus, Counting, GpFault, InterruptSource, MemoryAccess, MsrHandler, Observe,
+    Observer, Pending, RetiredCounts, Ring, SystemEvent, TransactionEvent, supported_cpuid,
 };
 
 /// A platform whose only device is a port that ends the run when it is written.
@@ -89,6 +89,10 @@ impl Observer for ExitPortPlatform {
     fn accesses(&mut self, _: Ring, _: &Accesses<'_>) -> u64 {
         1
     }
+
+    fn line_access(&mut self, _: Ring, _: &MemoryAccess) {}
+
+    fn accesses_of_block(&mut self, _: Ring, _: u64, _: u64) {}
     fn caches_flushed(&mut self, _: Option<u64>) {}
     fn pebs_stored(&mut self, _: &PebsOutcome) {}
     fn request_pmi(&mut self) {}

@@ -36,6 +36,12 @@ pub struct ClassProgress {
     pub mismatched: u64,
     /// The first mismatches.
     pub mismatches: Vec<Mismatch>,
+    /// Instructions that retired in translated code, those between the cases included.
+    #[serde(default)]
+    pub translated: u64,
+    /// Instructions that retired in the interpreter or in translated code.
+    #[serde(default)]
+    pub retired: u64,
 }
 
 impl ProgressFile {
@@ -74,6 +80,8 @@ impl ClassProgress {
     /// Adds a tally.
     pub(crate) fn add(&mut self, tally: Tally) {
         self.cases += tally.cases;
+        self.translated += tally.translated;
+        self.retired += tally.retired;
         for (code, n) in tally.codes {
             *self.codes.entry(code).or_default() += n;
         }

@@ -28,4 +28,10 @@ pub struct Tally {
     pub codes: BTreeMap<String, u64>,
     /// The mismatches, one for each run that differs.
     pub mismatches: Vec<Mismatch>,
+    /// Instructions that retired in translated code, those between the cases included.
+    #[serde(default)]
+    pub translated: u64,
+    /// Instructions that retired in the interpreter or in translated code.
+    #[serde(default)]
+    pub retired: u64,
 }

@@ -1,6 +1,6 @@
 //! Analyses a unit: which instructions are translated, their exits and flags.
 
-use crate::layout::Rights;
+use crate::layout::{LINE_SHIFT, Rights};
 use crate::vector::{self, VectorLevel};
 use crate::x87;
 use iced_x86::{
@@ -37,6 +37,10 @@ pub struct GuestInstruction {
     pub joined: bool,
     /// Whether a memory operand that is not aligned to its size faults.
     pub aligned: bool,
+    /// Whether the instruction loads from memory.
+    pub loads: bool,
+    /// Whether the instruction stores to memory.
+    pub stores: bool,
 }
 
 /// Which successor of a block the unit continues with.
@@ -53,6 +57,8 @@ pub enum Follow {
 pub struct GuestBlock {
     /// RIP of the first instruction.
     pub rip: u64,
+    /// Guest-physical address of the first instruction.
+    pub gpa: u64,
     /// The instructions.
     pub insns: Vec<GuestInstruction>,
     /// Where the next block of the unit begins.
@@ -71,15 +77,55 @@ impl GuestBlock {
     pub(crate) fn count(&self) -> u32 {
         u32::try_from(self.insns.len()).unwrap_or(u32::MAX)
     }
+
+    /// Number of loads and of stores from an instruction on.
+    pub(crate) fn accesses_from(&self, index: usize) -> AccessCounts {
+        let rest = self.insns.get(index..).unwrap_or_default();
+        let count = |f: fn(&GuestInstruction) -> bool| rest.iter().filter(|i| f(i)).count() as u64;
+        AccessCounts {
+            loads: count(|i| i.loads),
+            stores: count(|i| i.stores),
+        }
+    }
+
+    /// Returns the cache line of an instruction's first byte: its address divided by 64.
+    pub(crate) fn line(&self, index: usize) -> u64 {
+        let ip = self.insns.get(index).map_or(self.rip, |i| i.insn.ip());
+        (self.gpa + ip.wrapping_sub(self.rip)) >> LINE_SHIFT
+    }
 }
 
-/// How translated code records branches in the branch buffer.
+/// Numbers of instructions that access memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AccessCounts {
+    /// Instructions that load.
+    pub loads: u64,
+    /// Instructions that store.
+    pub stores: u64,
+}
+
+/// How translated code reports accesses to memory for a model of the caches.
+///
+/// It counts loads and stores to lines that [`crate::Translator::enter_line`] has entered. The
+/// callback is called for all others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AccessFormat {
+    /// Whether the unit must be left before it executes an instruction in another line than the
+    /// last one, unless [`crate::Translator::set_code_line`] has entered that line.
+    pub fetches: bool,
+}
+
+/// How translated code records branches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BranchFormat {
     /// The last four bytes of a record, indexed by [`BranchKind`].
     pub words: [u32; 8],
     /// Whether conditional branches that are not taken are recorded.
     pub not_taken: bool,
+    /// Whether a record contains a time stamp and a word of `words`.
+    ///
+    /// Otherwise these eight bytes are 0, as in a BTS record.
+    pub stamped: bool,
 }
 
 /// The kinds of near branches.
@@ -115,6 +161,20 @@ pub struct UnitSource {
     pub rights: Rights,
     /// How the unit records branches; `None` if it records none.
     pub branch_format: Option<BranchFormat>,
+    /// How the unit reports accesses; `None` if it does not.
+    pub access_format: Option<AccessFormat>,
+}
+
+impl UnitSource {
+    /// Whether code must check the cache line of an instruction.
+    ///
+    /// It need not if the previous instruction of the block is in the same line.
+    pub(crate) fn checks_line(&self, block: usize, index: usize) -> bool {
+        let guest = &self.blocks[block];
+        let begins = index == 0 || (block, index) == (0, self.start);
+        self.access_format.is_some_and(|f| f.fetches)
+            && (begins || guest.line(index) != guest.line(index - 1))
+    }
 }
 
 /// Where the flags that an instruction sets can be observed outside the unit.
@@ -229,7 +289,7 @@ impl UnitAnalysis {
                     flags: i.flags,
                     kind,
                     aligned: i.aligned,
-                    exits: exits(&i.insn, kind),
+                    exits: exits(&i.insn, kind) || source.checks_line(block, index),
                     writes: written(&mut factory, &i.insn),
                     visibility: FlagVisibility::AtExits,
                 });

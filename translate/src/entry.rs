@@ -2,6 +2,7 @@
 
 #![expect(unsafe_code, reason = "generated code is entered")]
 
+use crate::analysis::AccessCounts;
 use crate::flags::FlagState;
 use crate::unit::{EdgeId, UnitId};
 use crate::vector::VectorLevel;
@@ -37,6 +38,8 @@ pub struct EntryState {
     pub x87_allowed: bool,
     /// Instructions that will have retired when the budget is used up, modulo 2^32.
     pub end_stamp: u32,
+    /// The cache line of code that was fetched last.
+    pub fetch_line: u64,
 }
 
 /// Where and why translated code was left.
@@ -90,6 +93,10 @@ pub struct Left {
     pub branch_next: usize,
     /// MXCSR.
     pub mxcsr: u32,
+    /// The cache line of code that was fetched last.
+    pub fetch_line: u64,
+    /// Instructions that accessed memory, if the units report accesses.
+    pub accesses: AccessCounts,
 }
 
 /// Translated code that [`Translator::prepare`](crate::Translator::prepare) has made ready to run.

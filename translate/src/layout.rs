@@ -11,6 +11,20 @@ pub(crate) const JUMP_BITS: u8 = 12;
 /// Number of run counters, each for one block.
 pub(crate) const RUN_COUNTERS: usize = 1 << 16;
 
+/// Binary logarithm of the size of a cache line in bytes.
+pub(crate) const LINE_SHIFT: u32 = 6;
+/// Size of a cache line in bytes.
+pub(crate) const LINE: u64 = 1 << LINE_SHIFT;
+/// Number of entries of a [`CacheLineTable`]: sets of a first-level cache.
+pub(crate) const LINES: usize = 64;
+
+/// Returns the tag that marks an entry of a [`CacheLineTable`] as unused.
+///
+/// It is the address of a line that belongs to another entry.
+pub(crate) const fn unused_line(index: usize) -> u64 {
+    (index as u64 ^ 1) << LINE_SHIFT
+}
+
 /// Returns the tag that marks an entry of a TLB as unused.
 ///
 /// It is the address of a page that belongs to another entry, so that no linear address, canonical
@@ -83,6 +97,11 @@ pub(crate) struct Context {
     ///
     /// 32 registers of 64 bytes, followed by the opmask registers.
     pub(crate) vectors: u64,
+    /// The cache line of code that was fetched last.
+    pub(crate) fetch_line: u64,
+    /// Instructions that load and that store, since the code was entered.
+    pub(crate) loads: u64,
+    pub(crate) stores: u64,
 }
 
 /// The TLB for code with one kind of [`Rights`].
@@ -93,6 +112,17 @@ pub(crate) struct TlbArrays {
     pub(crate) read_host: [u64; TLB_ENTRIES],
     pub(crate) write_tag: [u64; TLB_ENTRIES],
     pub(crate) write_host: [u64; TLB_ENTRIES],
+}
+
+/// For each set of the first-level cache for data, the line whose loads change nothing there, and
+/// the line whose stores change nothing.
+#[derive(Clone, Debug)]
+#[repr(C)]
+pub(crate) struct CacheLineTable {
+    pub(crate) read_tag: [u64; LINES],
+    pub(crate) read_host: [u64; LINES],
+    pub(crate) write_tag: [u64; LINES],
+    pub(crate) write_host: [u64; LINES],
 }
 
 /// An entry of a jump cache.
@@ -125,6 +155,9 @@ pub(crate) struct Data {
     pub(crate) context: Context,
     pub(crate) tlb: [TlbArrays; 2],
     pub(crate) jumps: [[JumpEntry; JUMPS]; 2],
+    pub(crate) lines: [CacheLineTable; 2],
+    /// For each set of the first-level cache for code, the line whose fetches change nothing.
+    pub(crate) code_lines: [u64; LINES],
     /// The run counters: how often translated code entered each block.
     pub(crate) runs: [u64; RUN_COUNTERS],
 }
@@ -140,6 +173,21 @@ pub(crate) const fn tlb_offset(rights: Rights) -> usize {
 /// Returns the offset of the jump cache for these rights.
 pub(crate) const fn jumps_offset(rights: Rights) -> usize {
     offset_of!(Data, jumps) + rights as usize * size_of::<[JumpEntry; JUMPS]>()
+}
+
+/// Returns the offset of the line table for these rights.
+pub(crate) const fn lines_offset(rights: Rights) -> usize {
+    offset_of!(Data, lines) + rights as usize * size_of::<CacheLineTable>()
+}
+
+/// Returns the index in a [`CacheLineTable`] of a line: its address divided by 64.
+pub(crate) fn line_index(line: u64) -> usize {
+    usize::try_from(line % LINES as u64).unwrap_or(0)
+}
+
+/// Returns the offset of the entry for a line of code.
+pub(crate) fn code_line_offset(line: u64) -> usize {
+    offset_of!(Data, code_lines) + line_index(line) * size_of::<u64>()
 }
 
 /// Returns the offset of a run counter.

@@ -36,14 +36,15 @@ mod vector_stubs;
 mod x87;
 
 pub use analysis::{
-    BranchFormat, BranchKind, FlagEffects, Follow, GuestBlock, GuestInstruction, UnitSource,
+    AccessCounts, AccessFormat, BranchFormat, BranchKind, FlagEffects, Follow, GuestBlock,
+    GuestInstruction, UnitSource,
 };
 pub use entry::{Entry, EntryState, Left, UnitExit};
 pub use flags::{FlagKind, FlagState, FlagStep};
 pub use layout::Rights;
 pub use tables::{JumpKeys, TlbKey};
 pub use translator::{Callback, Translator};
-pub use unit::{EdgeId, NotTranslated, Unit, UnitBlock, UnitId};
+pub use unit::{EdgeId, NotTranslated, Unit, UnitAccess, UnitBlock, UnitId};
 pub use vector::VectorLevel;
 pub use vector_stubs::wide_moves;
 pub use x87::is_x87;

@@ -7,7 +7,8 @@
 #![expect(unsafe_code, reason = "the tables are in the arena of translated code")]
 
 use crate::layout::{
-    Data, JUMPS, JumpEntry, RUN_COUNTERS, Rights, TLB_ENTRIES, TlbArrays, jump_index, unused_tag,
+    CacheLineTable, Data, JUMPS, JumpEntry, LINE, LINE_SHIFT, LINES, RUN_COUNTERS, Rights,
+    TLB_ENTRIES, TlbArrays, jump_index, line_index, unused_line, unused_tag,
 };
 use std::ptr::NonNull;
 
@@ -111,6 +112,10 @@ pub(crate) struct Tables {
     tlbs: [TlbState; 2],
     jumps: [JumpState; 2],
     run_counters: u32,
+    /// Host address of a page that the TLBs must not contain; 0 for none.
+    excluded: u64,
+    /// Whether the TLBs may contain [`Tables::excluded`], because they were used meanwhile.
+    excluded_lapsed: bool,
 }
 
 // SAFETY: the arena that has the data belongs to the same translator.
@@ -128,6 +133,8 @@ impl Tables {
             tlbs: Default::default(),
             jumps: Default::default(),
             run_counters: 0,
+            excluded: 0,
+            excluded_lapsed: true,
         };
         for rights in [Rights::Supervisor, Rights::User] {
             tables.clear_tlb(rights);
@@ -135,6 +142,8 @@ impl Tables {
                 tables.clear_jump(rights, index);
             }
         }
+        tables.remove_lines();
+        tables.remove_code_lines();
         tables
     }
 
@@ -317,6 +326,73 @@ impl Tables {
         } else if used {
             self.clear_tlb(rights);
         }
+    }
+
+    fn lines(&mut self, rights: Rights) -> &mut CacheLineTable {
+        // SAFETY: the tables are within the data, and code does not use them while this runs.
+        unsafe { &mut (*self.data.as_ptr()).lines[rights as usize] }
+    }
+
+    /// Enters a line: see [`crate::Translator::enter_line`].
+    pub(crate) fn enter_line(&mut self, rights: Rights, linear: u64, host: u64, write: bool) {
+        let (index, tag) = (line_index(linear >> LINE_SHIFT), linear & !(LINE - 1));
+        let keeps = self.lines(rights).read_tag[index] == tag;
+        let dirty = keeps && self.lines(rights).write_tag[index] == tag;
+        self.remove_line(linear);
+        let lines = self.lines(rights);
+        (lines.read_tag[index], lines.read_host[index]) = (tag, host);
+        if write || dirty {
+            (lines.write_tag[index], lines.write_host[index]) = (tag, host);
+        }
+    }
+
+    /// Removes the lines of the set of an address.
+    pub(crate) fn remove_line(&mut self, address: u64) {
+        let index = line_index(address >> LINE_SHIFT);
+        for rights in [Rights::Supervisor, Rights::User] {
+            let lines = self.lines(rights);
+            lines.read_tag[index] = unused_line(index);
+            lines.write_tag[index] = unused_line(index);
+        }
+    }
+
+    /// Removes all lines of memory.
+    pub(crate) fn remove_lines(&mut self) {
+        for index in 0..LINES {
+            self.remove_line((index as u64) << LINE_SHIFT);
+        }
+    }
+
+    /// Enters a line of code.
+    pub(crate) fn set_code_line(&mut self, line: u64) {
+        let index = line_index(line);
+        // SAFETY: within the array; no code runs.
+        unsafe { (&raw mut (*self.data.as_ptr()).code_lines[index]).write(line) };
+    }
+
+    /// Removes all lines of code.
+    pub(crate) fn remove_code_lines(&mut self) {
+        // SAFETY: as above.
+        unsafe { (&raw mut (*self.data.as_ptr()).code_lines).write([u64::MAX; LINES]) };
+    }
+
+    /// Excludes a page, given by its host address, from the TLBs; 0 allows all pages.
+    pub(crate) fn exclude_page(&mut self, host: u64) {
+        if host == 0 {
+            self.excluded_lapsed = true;
+        } else if host != self.excluded || self.excluded_lapsed {
+            self.excluded = host;
+            self.excluded_lapsed = false;
+            for rights in [Rights::Supervisor, Rights::User] {
+                self.clear_tlb(rights);
+                self.tlbs[rights as usize].saved = SavedTables::default();
+            }
+        }
+    }
+
+    /// Whether a page is excluded from the TLBs.
+    pub(crate) fn is_excluded(&self, host: u64) -> bool {
+        host == self.excluded && !self.excluded_lapsed
     }
 
     /// Enters a page into the TLB for accesses with these rights.

@@ -5,7 +5,7 @@
     reason = "generated code is entered, and its data are in its arena"
 )]
 
-use crate::analysis::{UnitAnalysis, UnitSource};
+use crate::analysis::{AccessCounts, UnitAnalysis, UnitSource};
 use crate::arena::Arena;
 use crate::emit::{Addresses, Emitter, ExitPoint, FirstNumbers, Retry, UnitCode};
 use crate::entry::{Entry, EntryState, Left, UnitExit};
@@ -13,7 +13,7 @@ use crate::flags::FlagState;
 use crate::layout::{Context, Data, JumpEntry, Rights};
 use crate::stubs::{self, Stubs};
 use crate::tables::{JumpKeys, Tables, TlbKey};
-use crate::unit::{EdgeId, NotTranslated, Unit, UnitBlock, UnitId};
+use crate::unit::{EdgeId, NotTranslated, Unit, UnitAccess, UnitBlock, UnitId};
 use crate::vector::VectorLevel;
 use crate::x87;
 use std::io;
@@ -198,6 +198,7 @@ impl Translator {
             stop: analysis.stop.filter(|s| s.0 == 0).map(|s| s.1),
             rights: source.rights,
             branch_format: source.branch_format,
+            access_format: source.access_format,
             vectors: code.vectors,
             code: base,
             loaded: base + code.loaded as u64,
@@ -241,7 +242,8 @@ impl Translator {
                 .first()
                 .is_some_and(|b| b.rip == live.target_rip)
             && target.rights == from.rights
-            && target.branch_format == from.branch_format;
+            && target.branch_format == from.branch_format
+            && target.access_format == from.access_format;
         if !fits || live.target.is_some() {
             return;
         }
@@ -335,10 +337,49 @@ impl Translator {
         self.tables.evict(linear, large);
     }
 
-    /// Returns the size in bytes of an exit's memory access, and whether it writes.
+    /// Excludes a page of memory, given by its host address, from the TLBs; 0 allows all pages.
     ///
-    /// `None` if the exit does not belong to an access.
-    pub fn access(&self, exit: u32) -> Option<(u8, bool)> {
+    /// Code leaves its unit before each access to an excluded page.
+    pub fn exclude_page(&mut self, host: u64) {
+        self.tables.exclude_page(host);
+    }
+
+    /// Whether a page of memory is excluded from the TLBs.
+    pub fn is_excluded(&self, host: u64) -> bool {
+        self.tables.is_excluded(host)
+    }
+
+    /// Enters a line of memory, whose accesses from now on only need to be counted.
+    ///
+    /// `host` is the host address of the line that contains the linear address. Another line of
+    /// the same set is removed first, in the tables for all rights.
+    pub fn enter_line(&mut self, rights: Rights, linear: u64, host: u64, write: bool) {
+        self.tables.enter_line(rights, linear, host, write);
+    }
+
+    /// Removes the lines of the set to which a linear or physical address belongs.
+    pub fn remove_line(&mut self, address: u64) {
+        self.tables.remove_line(address);
+    }
+
+    /// Removes all lines of memory.
+    pub fn remove_lines(&mut self) {
+        self.tables.remove_lines();
+    }
+
+    /// Enters a line of code, given by its physical address divided by 64; removes another line
+    /// of the same set.
+    pub fn set_code_line(&mut self, line: u64) {
+        self.tables.set_code_line(line);
+    }
+
+    /// Removes all lines of code.
+    pub fn remove_code_lines(&mut self) {
+        self.tables.remove_code_lines();
+    }
+
+    /// Returns an exit's memory access; `None` if the exit does not belong to an access.
+    pub fn access(&self, exit: u32) -> Option<UnitAccess> {
         match self.exits.get(exit as usize) {
             Some((_, ExitPoint::Instruction { access, .. })) => *access,
             _ => None,
@@ -376,6 +417,8 @@ impl Translator {
         context.vectors_loaded = vectors as u32;
         context.vectors_allowed = state.vectors_allowed as u32;
         context.mxcsr = state.mxcsr;
+        context.fetch_line = state.fetch_line;
+        (context.loads, context.stores) = (0, 0);
         context.host_mxcsr = HOST_MXCSR;
         context.vectors = state.vectors as u64;
         context.x87_area = state.x87 as u64;
@@ -392,6 +435,11 @@ impl Translator {
         let context = self.context();
         let (number, rip) = (context.exit, context.rip);
         let (mut budget, mxcsr) = (context.budget, context.mxcsr);
+        let fetch_line = context.fetch_line;
+        let mut accesses = AccessCounts {
+            loads: context.loads,
+            stores: context.stores,
+        };
         let flags = FlagState::read(context);
         let branch_next = usize::try_from(context.branch_next).unwrap_or(0);
         let (unit, point) = self.exits[number as usize];
@@ -400,9 +448,12 @@ impl Translator {
                 block,
                 index,
                 give_back,
+                uncounted,
                 ..
             } => {
                 budget += i64::from(give_back);
+                accesses.loads = accesses.loads.wrapping_sub(uncounted.loads);
+                accesses.stores = accesses.stores.wrapping_sub(uncounted.stores);
                 UnitExit::Instruction { unit, block, index }
             }
             ExitPoint::Edge { edge } => UnitExit::Edge {
@@ -436,6 +487,8 @@ impl Translator {
             flags,
             branch_next,
             mxcsr,
+            fetch_line,
+            accesses,
         }
     }
 

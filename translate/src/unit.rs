@@ -1,6 +1,6 @@
 //! Units of translated code.
 
-use crate::analysis::BranchFormat;
+use crate::analysis::{AccessFormat, BranchFormat};
 use crate::layout::Rights;
 use crate::vector::VectorLevel;
 
@@ -32,6 +32,19 @@ pub enum NotTranslated {
     Full,
 }
 
+/// The memory access of an exit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnitAccess {
+    /// Size in bytes.
+    pub size: u8,
+    /// Whether the instruction writes.
+    pub write: bool,
+    /// Whether the instruction reads.
+    pub read: bool,
+    /// Whether the instruction retires once the access has been found.
+    pub retires: bool,
+}
+
 /// A guest block that a unit contains.
 #[derive(Clone, Copy, Debug)]
 pub struct UnitBlock {
@@ -59,6 +72,8 @@ pub struct Unit {
     pub rights: Rights,
     /// How the unit records branches; `None` if it records none.
     pub branch_format: Option<BranchFormat>,
+    /// How the unit reports accesses; `None` if it does not.
+    pub access_format: Option<AccessFormat>,
     /// The vector registers that the unit uses.
     pub vectors: VectorLevel,
     /// Instructions of all blocks: what other units subtract from the budget.

@@ -334,7 +334,12 @@ fn lockstep() -> Result<()> {
         "target/release/lockstep --cases 500000 --seed 0x5eed"
     )
     .run()?;
-    Ok(cmd!(shell, "target/release/lockstep --cases 500000").run()?)
+    cmd!(shell, "target/release/lockstep --cases 500000").run()?;
+    Ok(cmd!(
+        shell,
+        "target/release/lockstep --compare translated --cases 200000"
+    )
+    .run()?)
 }
 
 fn sanitize() -> Result<()> {

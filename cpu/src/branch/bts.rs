@@ -79,6 +79,14 @@ impl BtsFastPath {
         let appends = fits && end < (threshold() | self.no_pmi);
         appends.then_some(end)
     }
+
+    /// The lowest index from which on records need [`store`], for these values of the fields.
+    pub fn end(self, maximum: u64, threshold: u64) -> u64 {
+        let fits = maximum
+            .checked_sub(RECORD + self.free_after)
+            .map_or(0, |last| last.saturating_add(1));
+        fits.min((threshold | self.no_pmi).saturating_sub(RECORD))
+    }
 }
 
 /// Stores one record; `from` and `to` are linear addresses.
@@ -256,6 +264,8 @@ mod tests {
             let expected = appended.then_some(at + RECORD);
             let next = BtsFastPath::new(interrupt).next_index(at, || maximum, || threshold);
             prop_assert_eq!(next, expected);
+            let end = BtsFastPath::new(interrupt).end(maximum, threshold);
+            prop_assert_eq!(at < end, next.is_some());
         }
 
         /// Rules BTS-10, BTS-21 and BTS-22, for any values of the fields.

@@ -106,6 +106,9 @@ impl Msrs {
             last_alone: limits.last_alone,
             accesses: accesses.then_some(limits.accesses),
             fetches: self.needs_cache_model(),
+            cache_models: self.needs_cache_model().into(),
+            // A delayed request moves the clock at once.
+            batches: record.is_none() && self.requester().delay == 0,
             record,
         }
     }

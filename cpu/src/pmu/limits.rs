@@ -147,6 +147,11 @@ pub struct EngineCounting {
     pub accesses: Option<EventQuota>,
     /// Report the lines of code that instructions are fetched from as well.
     pub fetches: bool,
+    /// A number that changes when another set of cache models observes the accesses.
+    pub cache_models: u8,
+    /// Accesses that are certain to hit the line that was used last in their set of the L1, and to
+    /// leave its state as it is, may be reported together: they need no address.
+    pub batches: bool,
     /// A PEBS record to store as soon as the address of the last instruction is known.
     pub record: Option<PebsDue>,
 }
@@ -158,6 +163,8 @@ impl EngineCounting {
         last_alone: false,
         accesses: None,
         fetches: false,
+        cache_models: 0,
+        batches: false,
         record: None,
     };
 

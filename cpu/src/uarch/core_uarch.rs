@@ -152,6 +152,8 @@ pub struct CoreUarch {
     memory_traffic: Vec<u16>,
     /// Cycles by which requests were delayed since [`CoreUarch::take_delay_cycles`].
     delay_cycles: u64,
+    /// Loads of [`CoreUarch::access_line`] beyond the L1, since [`CoreUarch::count_block`].
+    far_loads: u64,
 }
 
 impl CoreUarch {
@@ -195,6 +197,60 @@ impl CoreUarch {
             self.last = last;
         }
         references.max(fills).max(1)
+    }
+
+    /// Applies an access of an instruction that retires in a block, within one line, and counts its
+    /// events in the caches.
+    ///
+    /// [`CoreUarch::count_block`] must follow, which counts the instruction.
+    pub fn access_line(
+        &mut self,
+        access: &MemoryAccess,
+        l3: Option<&mut CacheModel>,
+        requester: &Requester,
+        mut events: AccessEvents<'_>,
+    ) {
+        let Some(l3) = l3.filter(|_| access.cached) else {
+            return;
+        };
+        let served = self.access_lines(access, l3, requester);
+        events.add(EventKind::LlcReference, served.references);
+        events.add(EventKind::LlcMiss, served.misses);
+        events.add(EventKind::L1Replacement, served.l1_fills);
+        if access.kind == CacheAccess::Load
+            && let Some(kind) = far_load_event(served.level)
+        {
+            events.add(kind, 1);
+            let late = u64::from(served.level.latency()) > events.late_threshold;
+            events.add(EventKind::LateLoad, late.into());
+            self.far_loads += 1;
+        }
+    }
+
+    /// Counts the instructions of a block that load and that store, none of them locked or across
+    /// lines.
+    ///
+    /// Those accesses that were not passed to [`CoreUarch::access_line`] were to the line of their
+    /// set that was used last, which stores had written before: they change nothing. `cached` says
+    /// whether caches are modelled.
+    pub fn count_block(
+        &mut self,
+        loads: u64,
+        stores: u64,
+        cached: bool,
+        mut events: AccessEvents<'_>,
+    ) {
+        events.add(EventKind::Load, loads);
+        events.add(EventKind::Store, stores);
+        let far = std::mem::take(&mut self.far_loads);
+        debug_assert!(far <= loads, "each of them is an instruction that retired");
+        if cached {
+            let near = loads.wrapping_sub(far);
+            events.add(EventKind::LoadL1, near);
+            if u64::from(CacheLevel::L1.latency()) > events.late_threshold {
+                events.add(EventKind::LateLoad, near);
+            }
+        }
     }
 
     /// Applies one access to all lines that it touches.
@@ -326,13 +382,7 @@ impl LastInstruction {
             add(EventKind::SplitLoad, load.split);
             if let Some(level) = load.level {
                 add(EventKind::LateLoad, u64::from(level.latency()) > threshold);
-                let kind = match level {
-                    CacheLevel::L1 => EventKind::LoadL1,
-                    CacheLevel::L2 => EventKind::LoadL2,
-                    CacheLevel::L3 => EventKind::LoadL3,
-                    CacheLevel::Memory => EventKind::LoadMemory,
-                };
-                add(kind, true);
+                add(far_load_event(level).unwrap_or(EventKind::LoadL1), true);
             }
         }
         if let Some(store) = self.store {
@@ -340,6 +390,16 @@ impl LastInstruction {
             add(EventKind::LockedStore, self.locked);
             add(EventKind::SplitStore, store.split);
         }
+    }
+}
+
+/// The event of a load that a level beyond the L1 served.
+const fn far_load_event(level: CacheLevel) -> Option<EventKind> {
+    match level {
+        CacheLevel::L1 => None,
+        CacheLevel::L2 => Some(EventKind::LoadL2),
+        CacheLevel::L3 => Some(EventKind::LoadL3),
+        CacheLevel::Memory => Some(EventKind::LoadMemory),
     }
 }
 

@@ -3,8 +3,9 @@
 #![expect(unsafe_code, reason = "translated code is run, and calls back")]
 
 use super::flags::flags_of;
-use super::{EntryPoint, rights_of, set_of};
-use crate::code::{BlockOp, DEAD, ReplacedHandler};
+use super::{EntryPoint, UnitMode, rights_of, set_of};
+use crate::branch_buffer::{BranchRecords, BtsWindow};
+use crate::code::{BlockEntry, BlockOp, DEAD, ReplacedHandler};
 use crate::core::{Core, Next};
 use crate::fault::ExitReason;
 use crate::memory::{GuestBytes, GuestBytesMut};
@@ -56,27 +57,36 @@ impl Core {
     /// Returns the instructions to charge if a unit can be entered now.
     ///
     /// The instructions of the block that is entered have been charged already and do not count.
-    fn can_enter(&mut self, unit: UnitId) -> Option<u32> {
+    fn can_enter(&mut self, unit: UnitId, mode: UnitMode) -> Option<u32> {
         if self.jit.compiled[unit.index()].suspended && !self.resume_unit(unit) {
             return None;
         }
         let unit = self.jit.translator.as_ref()?.unit(unit);
-        let fits = self.mmu.is_fast(set_of(unit.rights))
-            && self.branches.only_buffers()
-            && unit.vectors <= self.usable_vectors();
-        fits.then(|| unit.charge_beyond_first())
+        let set = set_of(unit.rights);
+        let finds = match mode.accesses {
+            // The units of this mode do not use the fast path, which finds no page.
+            Some(_) => self.mmu.rights() == set,
+            None => self.mmu.is_fast(set),
+        };
+        let fits = finds && unit.vectors <= self.usable_vectors();
+        let charge = fits.then(|| unit.charge_beyond_first())?;
+        self.jit.bts_window = match mode.records {
+            BranchRecords::Bts => Some(self.bts_window()?),
+            _ => None,
+        };
+        Some(charge)
     }
 
-    /// Whether a unit records exactly the branches that must be recorded now.
-    fn records_as_now(&self, unit: UnitId) -> bool {
+    /// Whether a unit that records branches does so for the current privilege level.
+    fn records_this_level(&self, unit: UnitId) -> bool {
         let Some(translator) = &self.jit.translator else {
             return false;
         };
         let word = self.branches.last_word(BranchClass::Conditional);
-        match translator.unit(unit).branch_format {
-            Some(f) => f.words[0] == word && f.not_taken == self.records_not_taken(),
-            None => !self.branches.records(),
-        }
+        translator
+            .unit(unit)
+            .branch_format
+            .is_none_or(|f| !f.stamped || f.words[0] == word)
     }
 
     /// Returns the vector registers that translated code may use.
@@ -121,12 +131,13 @@ impl Core {
         if self.jit.left_at.take() == Some(o.id()) {
             return point.replaced;
         }
-        let unit = point.unit_for(self.regs.get(Reg::BlockRip));
-        let Some(unit) = unit.filter(|u| self.records_as_now(*u)) else {
+        let mode = self.unit_mode();
+        let unit = point.unit_for(self.regs.get(Reg::BlockRip), mode);
+        let Some(unit) = unit.filter(|u| self.records_this_level(*u)) else {
             self.miss_entry(o);
             return point.replaced;
         };
-        let Some(extra) = self.can_enter(unit) else {
+        let Some(extra) = self.can_enter(unit, mode) else {
             return point.replaced;
         };
         if self.progress.take(extra) {
@@ -193,8 +204,12 @@ impl Core {
     /// Runs a unit whose instructions have been charged, and handles its exit.
     #[inline(never)]
     fn run_unit(&mut self, unit: UnitId) -> Next {
-        self.prepare_tables(unit);
-        let (branch_next, branch_due) = self.branches.entries();
+        let window = self.jit.bts_window.take();
+        self.prepare_tables(unit, window.as_ref());
+        let (branch_next, branch_due) = match &window {
+            Some(window) => (window.next, window.end),
+            None => self.branches.entries(),
+        };
         let mut state = EntryState {
             budget: self.progress.budget(),
             segment_base: [self.regs.get(Reg::FsBase), self.regs.get(Reg::GsBase)],
@@ -207,13 +222,15 @@ impl Core {
             mxcsr: self.vec.mxcsr,
             x87: 0,
             x87_allowed: self.can_translate_x87(),
+            fetch_line: self.counters.last_line(),
         };
         let core: *mut Self = self;
         state.callback_data = core.expose_provenance();
         // SAFETY: `core` is this processor; nothing else refers to it until it is borrowed again
         // below. The translator's TLB holds only pages that `find_host` has entered, and
         // `prepare_tables` keeps them only while they are in the processor's TLBs. The buffer has
-        // room up to the entry at which it must be processed.
+        // room up to the entry at which it must be processed; so has the guest's BTS buffer, whose
+        // memory stays while the code runs.
         let left = unsafe {
             state.vectors = Vectors::address(&raw mut *(*core).vec);
             state.x87 = Vectors::x87_address(&raw mut *(*core).vec);
@@ -222,9 +239,12 @@ impl Core {
             };
             let registers = Registers::general_address(&raw mut (*core).regs);
             entry.run(registers);
-            (*core).left_unit(unit, &state)
+            (*core).left_unit(unit, &state, window)
         };
         self.count_exit(left);
+        if self.counters.counts_accesses() {
+            return self.left_counting_unit(left);
+        }
         match left {
             UnitExit::Instruction { unit, block, index } => {
                 self.leave_to_instruction(unit, block, index)
@@ -250,6 +270,44 @@ impl Core {
                     return self.leave(ExitReason::Poll);
                 }
                 self.go_to(rip)
+            }
+        }
+    }
+
+    /// Handles the exit of a unit that reports accesses: the run loop continues.
+    fn left_counting_unit(&mut self, left: UnitExit) -> Next {
+        match left {
+            UnitExit::Instruction { unit, block, index } => {
+                let compiled = &self.jit.compiled[unit.index()];
+                let translator = self.jit.translator.as_ref();
+                let Some(unit) = translator.map(|t| t.unit(unit)) else {
+                    return self.leave(ExitReason::Lookup);
+                };
+                let (rip, rest) = (unit.blocks[block].rip, unit.rest_of_block(block, index));
+                let source = &compiled.blocks[block];
+                let offset = source.offsets[index];
+                // SAFETY: as in `leave_to_instruction`.
+                let op = unsafe { source.entry.live().first_op().at(source.ops[index]) };
+                let joined = op.offset != offset;
+                self.code.mix.ended_early(op.id(), joined);
+                self.jit.steps_next = true;
+                self.progress
+                    .give_back(u8::try_from(rest).unwrap_or(u8::MAX));
+                self.leave_counting_unit(rip.wrapping_add(offset.into()))
+            }
+            UnitExit::Edge { rip, edge } => {
+                self.link_edge(rip, edge);
+                self.leave_counting_unit(rip)
+            }
+            UnitExit::Jump { rip } | UnitExit::Budget { rip, .. } => self.leave_counting_unit(rip),
+            UnitExit::Branches { rip } => {
+                let due = self.handle_due_branches();
+                self.regs.rip = rip;
+                self.leave(if due {
+                    ExitReason::Poll
+                } else {
+                    ExitReason::Lookup
+                })
             }
         }
     }
@@ -285,17 +343,66 @@ impl Core {
         block.first_op().next()
     }
 
+    /// Enters the unit of a block that the caller has just found, while a model observes all accesses.
+    ///
+    /// Returns whether a unit ran, or the slice must end so that one can.
+    pub(super) fn enter_counting_unit(&mut self, entry: BlockEntry<Self>) -> bool {
+        // SAFETY: the caller has just found the block, and nothing before its last use frees blocks.
+        let block = unsafe { entry.live() };
+        let (count, first) = (block.count(), block.first_op());
+        let rip = self.regs.rip;
+        self.regs.set(Reg::BlockRip, rip);
+        self.follow_killed();
+        let mode = self.unit_mode();
+        let Some(&point) = self.jit.entries.get(&first.id()) else {
+            if self.jit.is_hot(first.id(), self.hot_after) {
+                self.translate_hot(first);
+            }
+            return false;
+        };
+        let unit = point.unit_for(rip, mode);
+        let Some(unit) = unit.filter(|u| self.records_this_level(*u)) else {
+            self.miss_entry(first);
+            return false;
+        };
+        let Some(extra) = self.can_enter(unit, mode) else {
+            return false;
+        };
+        let budget = self.progress.budget().max(0).cast_unsigned();
+        if !self.counters.covers_accesses(budget) {
+            return false;
+        }
+        if !self.progress.take(count + extra) {
+            self.exit.reason = ExitReason::SliceEnd;
+            return self.progress.next_slice_covers(count + extra);
+        }
+        self.exit.requested = false;
+        block.count_run();
+        let _ = self.run_unit(unit);
+        true
+    }
+
     fn prepare_entry(&mut self, unit: UnitId, state: &EntryState) -> Option<Entry> {
         let translator = self.jit.translator.as_mut()?;
         Some(translator.prepare(unit, state))
     }
 
     /// Updates the processor's state after translated code was left.
-    fn left_unit(&mut self, unit: UnitId, entered: &EntryState) -> UnitExit {
+    ///
+    /// # Safety
+    /// As for [`BranchBuffer::stored_up_to`](crate::branch_buffer::BranchBuffer::stored_up_to), if
+    /// the unit stored BTS records in a window.
+    unsafe fn left_unit(
+        &mut self,
+        unit: UnitId,
+        entered: &EntryState,
+        window: Option<BtsWindow>,
+    ) -> UnitExit {
         let Some(translator) = &mut self.jit.translator else {
             return UnitExit::Jump { rip: self.regs.rip };
         };
         let left = translator.left();
+        let counts = translator.unit(unit).access_format.is_some();
         let first = translator.unit(unit);
         let mut retired = entered.budget - left.budget + i64::from(first.charge_from_start());
         if let UnitExit::Instruction { unit, block, index } = left.exit {
@@ -305,19 +412,30 @@ impl Core {
         self.jit.stats.retired = self.jit.stats.retired.wrapping_add_signed(retired);
         self.progress.set_budget(left.budget);
         self.regs.flags = flags_of(&left.flags, self.regs.flags);
-        self.branches.added_up_to(left.branch_next);
+        match window {
+            // SAFETY: the contract of this function.
+            Some(window) => unsafe { self.branches.stored_up_to(&window, left.branch_next) },
+            None => self.branches.added_up_to(left.branch_next),
+        }
         self.vec.mxcsr = left.mxcsr;
+        if counts {
+            self.counters.set_last_line(left.fetch_line);
+            self.count_accesses(left.accesses, retired.cast_unsigned());
+        }
         left.exit
     }
 
     /// Makes the unit's TLB and jump cache valid for the processor's address space.
     ///
     /// Then enters the unit into the jump cache.
-    fn prepare_tables(&mut self, unit: UnitId) {
+    fn prepare_tables(&mut self, unit: UnitId, window: Option<&BtsWindow>) {
+        let mode = self.unit_mode();
         let jit = &mut self.jit;
         let Some(translator) = &mut jit.translator else {
             return;
         };
+        let area = window.map_or(0, |w| w.area & !0xfff);
+        translator.exclude_page(area);
         let rights = translator.unit(unit).rights;
         let (reads, writes) = (&self.mmu.reads, &self.mmu.writes);
         let stamps = (reads.stamp(), writes.stamp());
@@ -326,13 +444,13 @@ impl Core {
             let saves = reads.has_stamp(known.0) && writes.has_stamp(known.1);
             *known = stamps;
             translator.select_tlb(rights, stamps, saves);
+            translator.remove_lines();
         }
         // Units that are entered without a check must record branches in the same way.
         let cpl = u64::from(self.mode.cpl());
-        let not_taken = u64::from(self.branches.observe().not_taken);
         let context = self.code.context();
         let keys = JumpKeys {
-            global: self.code.globals() << 11 | (context & 0xff) << 3 | cpl << 1 | not_taken,
+            global: self.code.globals() << 15 | (context & 0xff) << 7 | cpl << 5 | mode.key(),
             local: context,
         };
         let known = &mut jit.contexts[rights as usize];
@@ -378,7 +496,7 @@ impl Core {
         let Some(point) = self.jit.entries.get(&first.id()) else {
             return;
         };
-        let Some(unit) = point.unit_for(rip) else {
+        let Some(unit) = point.unit_for(rip, self.unit_mode()) else {
             return;
         };
         if first.count() == DEAD || self.jit.compiled[unit.index()].suspended {
@@ -392,7 +510,11 @@ impl Core {
     /// Finds an access's host address and enters the page into the translator's TLB.
     fn find_host(&mut self, linear: u64, exit: u32) -> Option<u64> {
         let translator = self.jit.translator.as_ref()?;
-        let (size, write) = translator.access(exit)?;
+        let access = translator.access(exit)?;
+        if self.counters.counts_accesses() {
+            return self.find_line(linear, access);
+        }
+        let (size, write) = (access.size, access.write);
         let set = self.mmu.rights();
         let rights = rights_of(set)?;
         if !canonical(linear) {
@@ -425,6 +547,9 @@ impl Core {
         };
         let page = host - (linear & 0xfff);
         let translator = self.jit.translator.as_mut()?;
+        if translator.is_excluded(page) {
+            return None;
+        }
         translator.enter_page(rights, linear, page, write);
         Some(host)
     }

@@ -3,7 +3,8 @@
 #![expect(unsafe_code, reason = "operations are reached through stored pointers")]
 
 use super::source::{SourceBlock, branch_format};
-use super::{Compiled, EntryPoint, UNITS, enter, rights_of};
+use super::{Compiled, EntryPoint, UNITS, UnitMode, enter, rights_of};
+use crate::branch_buffer::BranchRecords;
 use crate::code::BlockOp;
 use crate::core::Core;
 use crate::registers::Reg;
@@ -13,7 +14,12 @@ impl Core {
     /// Translates the block that is being entered, if possible; `first` begins it.
     #[cold]
     pub(crate) fn translate_hot(&mut self, first: BlockOp<'_, Self>) {
-        if self.jit.failed || !self.mode.is_64bit() || self.in_transaction() {
+        let mode = self.unit_mode();
+        if self.jit.failed
+            || !self.mode.is_64bit()
+            || self.in_transaction()
+            || mode.records == BranchRecords::Unsupported
+        {
             return;
         }
         if self.jit.translator.is_none() {
@@ -35,14 +41,14 @@ impl Core {
         // SAFETY: the blocks are in the cache, and this function frees none.
         let same = |b: &SourceBlock| unsafe { b.entry.live() }.first_op().id() == first.id();
         if blocks.first().is_some_and(|(_, b)| same(b)) {
-            self.make_units(blocks);
+            self.make_units(blocks, mode);
         }
     }
 
     /// Makes the units of a block.
     ///
     /// One begins with the block, and another one after each instruction that is not translated.
-    fn make_units(&mut self, blocks: Vec<(GuestBlock, SourceBlock)>) {
+    fn make_units(&mut self, blocks: Vec<(GuestBlock, SourceBlock)>, mode: UnitMode) {
         let Some(rights) = rights_of(self.mmu.rights()) else {
             return;
         };
@@ -51,7 +57,8 @@ impl Core {
             blocks: guests,
             start: 0,
             rights,
-            branch_format: branch_format(&self.branches),
+            branch_format: branch_format(&self.branches, mode.records),
+            access_format: mode.accesses,
         };
         if !self.number_runs(&mut source, &sources) {
             self.drop_translations();
@@ -66,7 +73,8 @@ impl Core {
                 Ok(unit) => {
                     let made = translator.unit(unit);
                     let (stop, contained) = (made.stop, made.blocks.len());
-                    self.enter_unit_at(unit, source.start, &sources[..contained]);
+                    let blocks = &sources[..contained];
+                    self.enter_unit_at((unit, mode), source.start, blocks);
                     stop
                 }
                 Err(NotTranslated::TooShort(stop)) => stop,
@@ -107,7 +115,12 @@ impl Core {
     }
 
     /// Makes a unit replace the handler of the operation at which it begins.
-    fn enter_unit_at(&mut self, unit: UnitId, start: usize, blocks: &[SourceBlock]) {
+    fn enter_unit_at(
+        &mut self,
+        (unit, mode): (UnitId, UnitMode),
+        start: usize,
+        blocks: &[SourceBlock],
+    ) {
         let jit = &mut self.jit;
         let Some(first) = blocks.first() else {
             return;
@@ -127,7 +140,7 @@ impl Core {
                 replaced: op.replace_handler(enter::enter_unit),
             },
         };
-        point.add(self.regs.get(Reg::BlockRip), unit);
+        point.add(self.regs.get(Reg::BlockRip), mode, unit);
         jit.entries.insert(id, point);
         for block in blocks {
             if let Some((_, units)) = jit.blocks.get_mut(&block.index) {

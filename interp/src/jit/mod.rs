@@ -11,16 +11,18 @@
 
 #![expect(unsafe_code, reason = "operations are reached through stored pointers")]
 
+mod counted;
 mod enter;
 mod flags;
 mod make;
 mod source;
 
+use crate::branch_buffer::{BranchRecords, BtsWindow};
 use crate::code::{AddressHasher, BlockEntry, OpId, ReplacedHandler};
 use crate::core::Core;
 use crate::interpreter::UnitExits;
 use crate::mmu::TlbSet;
-use hindsight_translate::{JumpKeys, Rights, TlbKey, Translator, UnitId};
+use hindsight_translate::{AccessFormat, JumpKeys, Rights, TlbKey, Translator, UnitId};
 use source::SourceBlock;
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
@@ -38,14 +40,33 @@ struct Compiled {
 
 /// Maximum number of units that begin at one operation.
 ///
-/// Code that is mapped at several addresses needs one unit for each.
+/// Code that is mapped at several addresses needs one unit for each, and so does each mode.
 const UNITS: usize = 4;
+
+/// How units record branches and report accesses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct UnitMode {
+    records: BranchRecords,
+    accesses: Option<AccessFormat>,
+}
+
+impl UnitMode {
+    /// A number of at most 5 bits that identifies the mode.
+    fn key(self) -> u64 {
+        let accesses = match self.accesses {
+            None => 0,
+            Some(AccessFormat { fetches: false }) => 1,
+            Some(AccessFormat { fetches: true }) => 2,
+        };
+        accesses << 3 | self.records as u64
+    }
+}
 
 /// An operation at which units are entered.
 #[derive(Clone, Copy, Debug)]
 struct EntryPoint {
-    /// The units, each for another RIP of the block.
-    units: [Option<(u64, UnitId)>; UNITS],
+    /// The units, each for another RIP of the block or another mode.
+    units: [Option<(u64, UnitMode, UnitId)>; UNITS],
     /// Number of units that were made for this entry point.
     made: usize,
     /// How often no unit fitted, since the last one was made.
@@ -58,17 +79,18 @@ struct EntryPoint {
 }
 
 impl EntryPoint {
-    /// Returns the unit for a block at a RIP.
-    fn unit_for(&self, rip: u64) -> Option<UnitId> {
+    /// Returns the unit of a mode for a block at a RIP.
+    fn unit_for(&self, rip: u64, mode: UnitMode) -> Option<UnitId> {
         let mut units = self.units.iter().flatten();
-        units.find(|(at, _)| *at == rip).map(|(_, unit)| *unit)
+        let found = units.find(|(at, how, _)| *at == rip && *how == mode)?;
+        Some(found.2)
     }
 
-    /// Adds the unit for a RIP; if the table is full, it replaces the oldest one.
-    fn add(&mut self, rip: u64, unit: UnitId) {
+    /// Adds a unit; if the table is full, it replaces the oldest one.
+    fn add(&mut self, rip: u64, mode: UnitMode, unit: UnitId) {
         let mut units = self.units.iter();
-        let found = units.position(|u| u.is_none_or(|(at, _)| at == rip));
-        self.units[found.unwrap_or(self.made % UNITS)] = Some((rip, unit));
+        let found = units.position(|u| u.is_none_or(|(at, how, _)| at == rip && how == mode));
+        self.units[found.unwrap_or(self.made % UNITS)] = Some((rip, mode, unit));
         self.made += 1;
     }
 }
@@ -97,6 +119,10 @@ pub(crate) struct Jit {
     /// The units, indexed by [`UnitId::index`].
     compiled: Vec<Compiled>,
     entries: HashMap<OpId, EntryPoint, BuildHasherDefault<AddressHasher>>,
+    /// How often a unit that reports accesses could have begun at an operation.
+    ///
+    /// The interpreter executes such code one instruction at a time, and counts no runs of blocks.
+    tries: HashMap<OpId, u64, BuildHasherDefault<AddressHasher>>,
     /// By index of a block: its run counter, and the units that contain it.
     blocks: HashMap<u32, (u32, Vec<UnitId>)>,
     /// By [`Rights`]: the stamps of the TLBs for which the translator's TLB is valid.
@@ -107,8 +133,13 @@ pub(crate) struct Jit {
     stats: JitStats,
     /// The unit that `choose_entry` chose, which runs next.
     chosen: Option<UnitId>,
+    /// Where the unit that runs next stores BTS records.
+    bts_window: Option<BtsWindow>,
     /// The operation at which a unit was left, and which the interpreter must execute.
     left_at: Option<OpId>,
+    /// Whether the next instruction must be executed alone, because a unit that reports accesses
+    /// was left there.
+    steps_next: bool,
 }
 
 // SAFETY: its pointers refer to blocks of the code cache that it is used with. Both belong to the
@@ -123,12 +154,15 @@ impl Default for Jit {
             failed: cfg!(any(miri, hindsight_sanitizer)),
             compiled: Vec::new(),
             entries: HashMap::default(),
+            tries: HashMap::default(),
             blocks: HashMap::new(),
             tlb_stamps: [(0, 0); 2],
             contexts: [JumpKeys::default(); 2],
             stats: JitStats::default(),
             chosen: None,
+            bts_window: None,
             left_at: None,
+            steps_next: false,
         }
     }
 }
@@ -136,6 +170,13 @@ impl Default for Jit {
 impl Jit {
     /// The default number of times that a block is entered before it is translated.
     pub(crate) const HOT_AFTER: u64 = 50;
+
+    /// Counts a try at an operation; returns whether there were enough to translate its block.
+    fn is_hot(&mut self, id: OpId, after: u64) -> bool {
+        let tries = self.tries.entry(id).or_default();
+        *tries += 1;
+        *tries == after
+    }
 
     /// Returns how often translated code has entered a block.
     fn runs(&self, index: u32) -> u64 {
@@ -171,6 +212,7 @@ impl Jit {
         }
         self.compiled.clear();
         self.entries.clear();
+        self.tries.clear();
         self.blocks.clear();
     }
 }

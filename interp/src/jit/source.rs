@@ -1,6 +1,6 @@
 //! Collects the blocks of a unit, each the likely successor of the previous one.
 
-use crate::branch_buffer::BranchBuffer;
+use crate::branch_buffer::{BranchBuffer, BranchRecords};
 use crate::code::{Block, BlockEntry};
 use crate::core::Core;
 use crate::facts::{self, InstructionFacts};
@@ -9,7 +9,10 @@ use crate::platform::BranchClass;
 use hindsight_translate::{
     BranchFormat, BranchKind, FlagEffects, Follow, GuestBlock, GuestInstruction, is_x87,
 };
-use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic as M};
+use iced_x86::{
+    Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic as M,
+    OpAccess,
+};
 
 /// Maximum number of blocks in a unit.
 const BLOCKS: usize = 8;
@@ -24,10 +27,12 @@ pub(super) struct SourceBlock {
     pub(super) entry: BlockEntry<Core>,
     /// For each instruction, the index of the operation that executes it.
     pub(super) ops: Vec<usize>,
+    /// For each instruction, its offset in the block in bytes.
+    pub(super) offsets: Vec<u16>,
 }
 
-/// Returns how translated code records branches at the current privilege level.
-pub(super) fn branch_format(branches: &BranchBuffer) -> Option<BranchFormat> {
+/// Returns the format of records in the branch buffer at the current privilege level.
+fn stamped_format(branches: &BranchBuffer) -> BranchFormat {
     let mut words = [0; 8];
     for (kind, class) in [
         (BranchKind::Conditional, BranchClass::Conditional),
@@ -41,10 +46,51 @@ pub(super) fn branch_format(branches: &BranchBuffer) -> Option<BranchFormat> {
     ] {
         words[kind as usize] = branches.last_word(class);
     }
-    let not_taken = branches.observe().not_taken;
-    branches
-        .records()
-        .then_some(BranchFormat { words, not_taken })
+    BranchFormat {
+        words,
+        not_taken: branches.observe().not_taken,
+        stamped: true,
+    }
+}
+
+/// Returns how translated code records branches at the current privilege level.
+pub(super) fn branch_format(
+    branches: &BranchBuffer,
+    records: BranchRecords,
+) -> Option<BranchFormat> {
+    match records {
+        BranchRecords::None | BranchRecords::Unsupported => None,
+        BranchRecords::Stamped | BranchRecords::StampedAll => Some(stamped_format(branches)),
+        BranchRecords::Bts => Some(BranchFormat {
+            words: [0; 8],
+            not_taken: false,
+            stamped: false,
+        }),
+    }
+}
+
+/// Whether an instruction loads from memory, and whether it stores to memory.
+fn accesses_of(info: &mut InstructionInfoFactory, i: &Instruction) -> (bool, bool) {
+    let mut accesses = (false, false);
+    for used in info.info(i).used_memory() {
+        let (loads, stores) = match used.access() {
+            OpAccess::None | OpAccess::NoMemAccess => (false, false),
+            OpAccess::Read | OpAccess::CondRead => (true, false),
+            OpAccess::Write | OpAccess::CondWrite => (false, true),
+            OpAccess::ReadWrite | OpAccess::ReadCondWrite => (true, true),
+        };
+        accesses = (accesses.0 || loads, accesses.1 || stores);
+    }
+    accesses
+}
+
+/// Whether translated code can count an instruction that accesses memory.
+///
+/// It cannot if the instruction is locked, or if which bytes it accesses depends on more than its
+/// address.
+fn can_count(i: &Instruction) -> bool {
+    let locks = i.has_lock_prefix() || matches!(i.mnemonic(), M::Xchg | M::Xadd | M::Cmpxchg);
+    !locks && !i.has_op_mask() && !is_x87(i)
 }
 
 /// Whether the host can execute an instruction when it is translated.
@@ -66,7 +112,9 @@ fn host_has(i: &Instruction) -> bool {
 
 impl Core {
     /// Returns a block with its instructions decoded at a RIP, and their operations.
-    fn guest_block(&self, block: &Block<Self>, rip: u64) -> (GuestBlock, Vec<usize>) {
+    fn guest_block(&self, block: &Block<Self>, rip: u64, gpa: u64) -> (GuestBlock, Vec<usize>) {
+        let counts = self.counters.counts_accesses();
+        let mut info = InstructionInfoFactory::new();
         let mut insns = Vec::new();
         let mut ops = Vec::new();
         let mut op = 0;
@@ -87,21 +135,31 @@ impl Core {
                 flag_use(&InstructionFacts::of(&i, 8))
             };
             let in_cpuid = i.cpuid_features().iter().all(|f| self.features.has(*f));
+            let (loads, stores) = if invalid {
+                (false, false)
+            } else {
+                accesses_of(&mut info, &i)
+            };
+            let uncounted = counts && (loads || stores) && !can_count(&i);
             insns.push(GuestInstruction {
                 insn: i,
                 flags,
                 foreign: invalid
                     || !in_cpuid
                     || !host_has(&i)
+                    || uncounted
                     || self.thunks.policy.applies(&i)
                     || self.portable && is_x87(&i),
                 joined,
                 aligned: !invalid && facts::needs_alignment(&i, i.memory_size().size()),
+                loads,
+                stores,
             });
             ops.push(op);
         }
         let block = GuestBlock {
             rip,
+            gpa,
             insns,
             follow: Follow::Fall,
             run_counter: 0,
@@ -130,13 +188,23 @@ impl Core {
                 break;
             }
             let runs = self.runs_of(index, block);
-            let (guest, ops) = self.guest_block(block, next);
+            let (guest, ops) = self.guest_block(block, next, at);
             instructions += guest.insns.len();
             if !found.is_empty() && instructions > INSTRUCTIONS {
                 break;
             }
             let entry = block.entry();
-            found.push((guest, SourceBlock { index, entry, ops }));
+            let offset = |i: &GuestInstruction| {
+                u16::try_from(i.insn.ip().wrapping_sub(next)).unwrap_or(u16::MAX)
+            };
+            let offsets = guest.insns.iter().map(offset).collect();
+            let source = SourceBlock {
+                index,
+                entry,
+                ops,
+                offsets,
+            };
+            found.push((guest, source));
             let Some((follow, to)) = self.likely_successor(&found, runs, gpa, key) else {
                 break;
             };

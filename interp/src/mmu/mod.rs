@@ -81,6 +81,11 @@ impl Mmu {
         self.fast
     }
 
+    /// Returns where the current process context has the entries of a TLB set.
+    pub(crate) fn offset_of(&self, set: TlbSet) -> SetOffset {
+        self.reads.offset(set)
+    }
+
     /// Whether the fast path of explicit accesses uses a TLB set.
     pub(crate) fn is_fast(&self, set: TlbSet) -> bool {
         self.fast == self.reads.offset(set)

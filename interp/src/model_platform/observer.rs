@@ -2,7 +2,7 @@
 
 use hindsight_cpu::pmu::pebs::PebsOutcome;
 use hindsight_cpu::pmu::{EventKind, PmuNeeds};
-use hindsight_cpu::uarch::AccessEvents;
+use hindsight_cpu::uarch::{AccessEvents, MemoryAccess};
 
 use super::{InterruptController, ModelPlatform};
 use crate::platform::{
@@ -64,6 +64,30 @@ impl<B: Bus, I: InterruptController> Observer for ModelPlatform<B, I> {
             self.report_time();
         }
         used
+    }
+
+    fn line_access(&mut self, ring: Ring, access: &MemoryAccess) {
+        let requester = self.msrs.requester();
+        let l3 = self.msrs.needs_cache_model().then_some(&mut self.l3);
+        let events = AccessEvents {
+            totals: &mut self.totals,
+            ring,
+            late_threshold: self.msrs.pmu().latency_threshold(),
+        };
+        self.uarch.access_line(access, l3, &requester, events);
+        let package = self.msrs.rdt().package();
+        self.uarch
+            .take_memory_traffic(|rmid| package.add_traffic(rmid.into(), 1));
+    }
+
+    fn accesses_of_block(&mut self, ring: Ring, loads: u64, stores: u64) {
+        let events = AccessEvents {
+            totals: &mut self.totals,
+            ring,
+            late_threshold: self.msrs.pmu().latency_threshold(),
+        };
+        let cached = self.msrs.needs_cache_model();
+        self.uarch.count_block(loads, stores, cached, events);
     }
 
     fn caches_flushed(&mut self, gpa: Option<u64>) {

@@ -357,6 +357,7 @@ pub(crate) fn invpcid(c: &mut Core, o: &Op) -> Done {
 pub(crate) fn wbinvd(c: &mut Core, _: &Op) -> Done {
     privileged(c)?;
     c.platform().caches_flushed(None);
+    c.jit.forget_lines();
     c.serialize();
     Ok(())
 }

@@ -159,5 +159,6 @@ pub(crate) fn flush(c: &mut Core, o: &Op) -> Done {
     let lin = src(c, o, 1)?;
     let gpa = c.probe_read(lin, 1)?;
     c.platform().caches_flushed(Some(gpa));
+    c.jit.forget_lines();
     Ok(())
 }

@@ -15,8 +15,9 @@
 use hindsight_cpu::pmu::pebs::PebsOutcome;
 use hindsight_cpu::state::{CpuState, Segment, seg};
 use hindsight_interp::{
-    Accesses, Branch, Bus, Counting, GpFault, InterruptSource, Memory, MsrHandler, Observe,
-    Observer, Pending, RegionSpec, RetiredCounts, Ring, SystemEvent, TransactionEvent, Vcpu,
+    Accesses, Branch, Bus, Counting, GpFault, InterruptSource, Memory, MemoryAccess, MsrHandler,
+    Observe, Observer, Pending, RegionSpec, RetiredCounts, Ring, SystemEvent, TransactionEvent,
+    Vcpu,
 };
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::sync::Arc;
@@ -232,6 +233,10 @@ impl Observer for Machine {
     fn accesses(&mut self, _: Ring, _: &Accesses<'_>) -> u64 {
         1
     }
+
+    fn line_access(&mut self, _: Ring, _: &MemoryAccess) {}
+
+    fn accesses_of_block(&mut self, _: Ring, _: u64, _: u64) {}
     fn caches_flushed(&mut self, _: Option<u64>) {}
     fn pebs_stored(&mut self, _: &PebsOutcome) {}
     fn request_pmi(&mut self) {

@@ -31,6 +31,7 @@ const RAM: u64 = 0x20_0000;
 const CODE: u64 = 0x5000;
 const DATA: u64 = 0x10_0000;
 const STACK: u64 = 0x18_0000;
+const BTS_BUFFER: u64 = 0x15_0100;
 
 /// Returns a random program, and the state in which it begins.
 fn program(seed: u64) -> (Vec<u8>, CpuState) {
@@ -74,6 +75,41 @@ fn program(seed: u64) -> (Vec<u8>, CpuState) {
     (program.code, state)
 }
 
+/// Returns the events that are counted, as event number and unit mask.
+fn counted(seed: u64) -> &'static [u16] {
+    match seed % 16 {
+        // References and misses of the last cache, loads from memory, lines filled into the L1.
+        1 | 4 | 9 => &[0x4f2e, 0x412e, 0x20d1, 0x0151],
+        // Loads, stores, loads that hit the L1, split loads.
+        13 => &[0x81d0, 0x82d0, 0x01d1, 0x41d0],
+        6 => &[0x81d0, 0x82d0, 0x42d0, 0x41d0],
+        _ => &[],
+    }
+}
+
+/// Returns what a program records: last branches, branch trace records, or nothing.
+fn debugctl(seed: u64) -> DebugCtl {
+    let bts = DebugCtl::TR | DebugCtl::BTS;
+    match seed % 16 {
+        n if n.is_multiple_of(2) => DebugCtl::LBR,
+        3 | 5 => bts,
+        7 => bts | DebugCtl::BTINT,
+        11 => bts | DebugCtl::BTS_OFF_OS,
+        _ => DebugCtl::empty(),
+    }
+}
+
+/// Returns the address of the DS save area, if branch trace records are stored.
+fn bts_area(seed: u64) -> Option<u64> {
+    // The program accesses the first pages of the data.
+    let area = if seed % 16 == 5 {
+        DATA + 0x17c0
+    } else {
+        BTS_BUFFER - 0x40
+    };
+    debugctl(seed).contains(DebugCtl::BTS).then_some(area)
+}
+
 type Machine = (Vcpu, ModelPlatform<NoDevices, NoInterrupts>, Arc<Memory>);
 
 fn machine(code: &[u8], state: &CpuState, seed: u64, after_runs: u64) -> Machine {
@@ -89,12 +125,19 @@ fn machine(code: &[u8], state: &CpuState, seed: u64, after_runs: u64) -> Machine
     let config = MsrConfig::new(Facilities::INTERP_DEFAULT, 1_000_000_000);
     let model = CpuModel::SkylakeServer;
     let mut platform = ModelPlatform::new(model, config, NoDevices, NoInterrupts::default());
-    if seed.is_multiple_of(2) {
-        assert!(
-            platform
-                .wrmsr(msr::IA32_DEBUGCTL, DebugCtl::LBR.bits())
-                .is_ok()
-        );
+    if let Some(area) = bts_area(seed) {
+        let fields = [BTS_BUFFER, BTS_BUFFER, BTS_BUFFER + 9000, BTS_BUFFER + 7000];
+        for (n, field) in (0..).zip(fields) {
+            assert!(memory.write(area + 8 * n, &field.to_le_bytes()));
+        }
+        assert!(platform.wrmsr(msr::IA32_DS_AREA, area).is_ok());
+    }
+    let debugctl = debugctl(seed).bits();
+    assert!(platform.wrmsr(msr::IA32_DEBUGCTL, debugctl).is_ok());
+    for (n, event) in (0..).zip(counted(seed)) {
+        let value = u64::from(*event) | 3 << 16 | 1 << 22;
+        assert!(platform.wrmsr(msr::IA32_PERFEVTSEL0 + n, value).is_ok());
+        assert!(platform.wrmsr(msr::IA32_PERF_GLOBAL_CTRL, 0xf).is_ok());
     }
     let mut vcpu = Vcpu::new(Arc::clone(&memory));
     vcpu.set_translation(after_runs, 1 << 22);
@@ -114,8 +157,13 @@ fn snapshot((vcpu, platform, memory): &mut Machine) -> (CpuState, Vec<u64>, Vec<
         );
         registers.push(platform.rdmsr(msr::MSR_LASTBRANCH_0_TO_IP + n).unwrap_or(0));
     }
-    let mut data = vec![0; 0x3000];
-    assert!(memory.read(DATA, &mut data));
+    for n in 0..4 {
+        registers.push(platform.rdmsr(msr::IA32_PMC0 + n).unwrap_or(0));
+    }
+    let mut data = vec![0; 0x6000];
+    let (program, records) = data.split_at_mut(0x3000);
+    assert!(memory.read(DATA, program));
+    assert!(memory.read(BTS_BUFFER & !0xfff, records));
     (state, registers, data)
 }
 
@@ -159,21 +207,27 @@ fn random_programs_do_the_same_in_both_tiers() {
         .ok()
         .and_then(|n| n.parse().ok())
         .unwrap_or(0);
-    // Sums of translated and of all instructions, for programs with LBR and without.
-    let mut sums = [(0, 0); 2];
+    // Sums of translated and of all instructions, for programs that record nothing, last branches,
+    // and branch trace records, and for those whose accesses are counted.
+    let mut sums = [(0, 0); 4];
     for seed in first..first + count.unwrap_or(3000) {
         let (translated, all) = compare(seed);
-        let sum = &mut sums[usize::from(seed.is_multiple_of(2))];
-        *sum = (sum.0 + translated, sum.1 + all);
+        let kind = match (counted(seed), bts_area(seed)) {
+            ([_, ..], _) => 3,
+            ([], Some(_)) => 2,
+            ([], None) => usize::from(!debugctl(seed).is_empty()),
+        };
+        sums[kind] = (sums[kind].0 + translated, sums[kind].1 + all);
     }
-    for (translated, all) in sums {
+    // The interpreter executes each instruction whose access is not counted in translated code.
+    for ((translated, all), percent) in sums.into_iter().zip([40, 40, 40, 20]) {
         assert!(
-            translated > all * 2 / 5,
+            translated > all * percent / 100,
             "{translated} of {all} instructions were translated"
         );
     }
-    let [without, with] = sums;
-    assert!(without.0 + with.0 > (without.1 + with.1) / 2);
+    let total = sums.iter().fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
+    assert!(total.0 > total.1 * 2 / 5, "{sums:?}");
 }
 
 #[test]

@@ -7,8 +7,8 @@ use crate::tally::{Mismatch, Tally};
 use crate::user::batch::{Batch, InsnSlot, ResultSource};
 use crate::user::build::build;
 use crate::user::class::InsnClass;
-use crate::user::host::HostRunner;
 use crate::user::interp::InterpRunner;
+use crate::user::reference::{Reference, TierComparison};
 use crate::user::stems::Stems;
 use anyhow::Result;
 use std::fmt::Write;
@@ -18,10 +18,10 @@ pub(super) const RUNS: u64 = 8;
 /// Batches after which the interpreter gets a new vCPU, so that its code cache stays small.
 const BATCHES_PER_VCPU: u64 = 128;
 
-/// The host's processor and the interpreter, each with one region.
+/// The two sides of a comparison, each with one region.
 #[derive(Debug)]
 pub struct UserComparer {
-    host: HostRunner,
+    reference: Reference,
     interp: InterpRunner,
     batches: u64,
     /// Instructions compared, by opcode.
@@ -47,11 +47,10 @@ impl UserComparer {
     ///
     /// # Errors
     /// If memory cannot be mapped.
-    pub fn new() -> Result<Self> {
-        let host = HostRunner::new()?;
-        let interp = InterpRunner::new(host.base())?;
+    pub fn new(comparison: TierComparison) -> Result<Self> {
+        let (reference, interp) = Reference::sides(comparison)?;
         Ok(Self {
-            host,
+            reference,
             interp,
             batches: 0,
             counts: Vec::new(),
@@ -72,8 +71,9 @@ impl UserComparer {
         self.batches += 1;
         if self.batches.is_multiple_of(BATCHES_PER_VCPU) {
             self.interp.renew()?;
+            self.reference.renew()?;
         }
-        let batch = build(stems, class, seed, self.host.base(), SLOTS);
+        let batch = build(stems, class, seed, self.reference.base(), SLOTS);
         self.install(&batch);
         for run in 0..RUNS {
             if self.run_both(&batch, run).is_some() {
@@ -101,11 +101,14 @@ impl UserComparer {
             }
         }
         self.counts.clear();
+        let (translated, retired) = self.interp.retired();
+        tally.translated += translated;
+        tally.retired += retired;
     }
 
     /// Runs one batch again and describes its runs and its code.
     pub fn replay(&mut self, stems: &Stems, class: InsnClass, seed: u64) -> String {
-        let batch = build(stems, class, seed, self.host.base(), SLOTS);
+        let batch = build(stems, class, seed, self.reference.base(), SLOTS);
         let mut text = String::new();
         self.install(&batch);
         for run in 0..RUNS {
@@ -129,16 +132,16 @@ impl UserComparer {
     }
 
     fn install(&mut self, batch: &Batch) {
-        self.host.install(batch);
+        self.reference.install(batch);
         self.interp.install(batch);
         // Both logs start with the same contents, whatever earlier batches left.
         let log = LOG as usize..(LOG + LOG_LEN) as usize;
-        self.interp.region()[log.clone()].copy_from_slice(&self.host.region()[log]);
+        self.interp.region()[log.clone()].copy_from_slice(&self.reference.region()[log]);
     }
 
     /// Runs an installed batch on both sides; `None` if all is equal.
     fn run_both(&mut self, batch: &Batch, run: u64) -> Option<RunDifference> {
-        self.host.fill(batch, run);
+        self.reference.fill(batch, run);
         let interp = self.interp.region();
         for (from, to) in [
             (DATA, DATA + DATA_LEN),
@@ -146,18 +149,20 @@ impl UserComparer {
             (FAULTS, CURRENT),
         ] {
             let part = from as usize..to as usize;
-            interp[part.clone()].copy_from_slice(&self.host.region()[part]);
+            interp[part.clone()].copy_from_slice(&self.reference.region()[part]);
         }
-        self.host.run();
+        if let Err(e) = self.reference.run() {
+            return Some(RunDifference::InterpFailed(e.to_string()));
+        }
         if let Err(e) = self.interp.run() {
             return Some(RunDifference::InterpFailed(e.to_string()));
         }
-        self.host.clear_ignored(batch);
+        self.reference.clear_ignored(batch);
         let interp = self.interp.region();
         for &(at, len) in &batch.ignored {
             interp[at as usize..][..len as usize].fill(0);
         }
-        let host = self.host.region();
+        let host = self.reference.region();
         let equal = batch
             .compared()
             .iter()
@@ -198,14 +203,15 @@ impl UserComparer {
     }
 
     fn describe_difference(&mut self, batch: &Batch, index: usize) -> String {
-        let (host, interp) = (self.host.region(), self.interp.region());
+        let names = self.reference.names();
+        let (host, interp) = (self.reference.region(), self.interp.region());
         let mut text = String::new();
         let faults = [host, &*interp].map(|region| describe_fault(region, index));
         if faults[0] != faults[1] {
             let _ = write!(
                 text,
-                "exception: host {}, interpreter {}; ",
-                faults[0], faults[1]
+                "exception: {} {}, {} {}; ",
+                names[0], faults[0], names[1], faults[1]
             );
         } else if faults[0] != "none" {
             let _ = write!(text, "both {}; ", faults[0]);
@@ -219,7 +225,7 @@ impl UserComparer {
                     text,
                     "{}: {}; ",
                     name(result.source),
-                    describe_unequal(a, b)
+                    describe_unequal(a, b, names)
                 );
             }
         }
@@ -229,7 +235,7 @@ impl UserComparer {
                 let _ = write!(
                     text,
                     "{part}: {}; ",
-                    describe_unequal(&host[from..to], &interp[from..to])
+                    describe_unequal(&host[from..to], &interp[from..to], names)
                 );
             }
         }
@@ -253,7 +259,7 @@ fn name(source: ResultSource) -> String {
 }
 
 /// The first difference between two slices, with some bytes from there on.
-fn describe_unequal(host: &[u8], interp: &[u8]) -> String {
+fn describe_unequal(host: &[u8], interp: &[u8], names: [&str; 2]) -> String {
     let differs = host.iter().zip(interp).position(|(a, b)| a != b);
     let at = differs.unwrap_or(0) & !7;
     let some = |side: &[u8]| {
@@ -261,8 +267,10 @@ fn describe_unequal(host: &[u8], interp: &[u8]) -> String {
         format!("{:02x?}", &side[at..end])
     };
     format!(
-        "at {at:#x} host {}, interpreter {}",
+        "at {at:#x} {} {}, {} {}",
+        names[0],
         some(host),
+        names[1],
         some(interp)
     )
 }

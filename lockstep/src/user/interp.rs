@@ -25,23 +25,51 @@ pub(super) struct InterpRunner {
     platform: ExitPortPlatform,
     ram: SharedRam,
     base: u32,
+    tier: Tier,
+    /// Instructions that retired in vCPUs before the current one: in translated code, and in all.
+    before: (u64, u64),
 }
+
+/// What executes the instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tier {
+    Interpreter,
+    /// Translated code, from the first run of a block on.
+    Translator,
+}
+
+/// Maximum size of translated code in bytes.
+const CODE_MAX: usize = 16 << 20;
 
 impl InterpRunner {
     /// A guest whose user code has the region at the linear address `base`.
     ///
     /// # Errors
     /// If there is no memory.
-    pub(super) fn new(base: u32) -> Result<Self> {
+    pub(super) fn new(base: u32, tier: Tier) -> Result<Self> {
         let mut ram = SharedRam::new(MEMORY)?;
         kernel::install(ram.bytes_mut(), base);
-        let vcpu = new_vcpu(&ram, base)?;
+        let vcpu = new_vcpu(&ram, base, tier)?;
         Ok(Self {
             vcpu,
             platform: ExitPortPlatform::default(),
             ram,
             base,
+            tier,
+            before: (0, 0),
         })
+    }
+
+    /// Linear address of the region.
+    pub(super) fn base(&self) -> u32 {
+        self.base
+    }
+
+    /// Returns how many instructions retired in translated code, and how many in all.
+    pub(super) fn retired(&self) -> (u64, u64) {
+        let stats = self.vcpu.stats();
+        let (translated, all) = self.before;
+        (translated + stats.translated, all + stats.retired)
     }
 
     /// Starts a new vCPU, whose code cache is empty.
@@ -50,7 +78,8 @@ impl InterpRunner {
     /// If there is no memory.
     pub(super) fn renew(&mut self) -> Result<()> {
         kernel::install(self.ram.bytes_mut(), self.base);
-        self.vcpu = new_vcpu(&self.ram, self.base)?;
+        self.before = self.retired();
+        self.vcpu = new_vcpu(&self.ram, self.base, self.tier)?;
         self.platform = ExitPortPlatform::default();
         Ok(())
     }
@@ -58,6 +87,11 @@ impl InterpRunner {
     /// The region's memory.
     pub(super) fn region(&mut self) -> &mut [u8] {
         &mut self.ram.bytes_mut()[REGION..]
+    }
+
+    /// The region's memory, to read.
+    pub(super) fn memory(&self) -> &[u8] {
+        &self.ram.bytes()[REGION..]
     }
 
     /// Puts a batch into the region; its data is filled in before each run.
@@ -89,7 +123,7 @@ impl InterpRunner {
     }
 }
 
-fn new_vcpu(ram: &SharedRam, base: u32) -> Result<Vcpu> {
+fn new_vcpu(ram: &SharedRam, base: u32, tier: Tier) -> Result<Vcpu> {
     let spec = RegionSpec {
         gpa: 0,
         len: MEMORY as u64,
@@ -100,8 +134,11 @@ fn new_vcpu(ram: &SharedRam, base: u32) -> Result<Vcpu> {
     // only while the vCPU does not run, because both need the runner mutably.
     let memory = unsafe { Memory::new(&[spec], ram.owner()) }?;
     let mut vcpu = Vcpu::new(Arc::new(memory));
-    // Translated code would be mapped where the code of the cases finds it on the host.
-    vcpu.set_translation(u64::MAX, 0);
+    match tier {
+        // Translated code would be mapped where the code of the cases finds it on the host.
+        Tier::Interpreter => vcpu.set_translation(u64::MAX, 0),
+        Tier::Translator => vcpu.set_translation(1, CODE_MAX),
+    }
     vcpu.load(&kernel::start(base));
     Ok(vcpu)
 }

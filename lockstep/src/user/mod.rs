@@ -13,6 +13,7 @@ mod host;
 mod interp;
 mod kernel;
 pub mod kind;
+pub mod reference;
 pub mod run;
 pub mod stems;
 mod values;

@@ -6,6 +6,7 @@ use crate::progress::ProgressFile;
 use crate::tally::Tally;
 use crate::user::class::InsnClass;
 use crate::user::compare::{RUNS, UserComparer, batch_seed};
+use crate::user::reference::TierComparison;
 use crate::user::stems::Stems;
 use crate::workers::{self, BatchCounter};
 use anyhow::{Context, Result};
@@ -26,6 +27,8 @@ pub struct UserOptions {
     pub jobs: u32,
     /// The progress file, if there is one.
     pub path: Option<PathBuf>,
+    /// What is compared.
+    pub comparison: TierComparison,
 }
 
 /// How often the progress file is written.
@@ -77,7 +80,7 @@ fn run_slice(
     let counter = BatchCounter::new(done)?;
     let start = Instant::now();
     let work = |worker: u32| -> Result<Tally> {
-        let mut comparer = UserComparer::new()?;
+        let mut comparer = UserComparer::new(options.comparison)?;
         let mut tally = Tally::default();
         while start.elapsed() < slice {
             let index = counter.take();
@@ -128,6 +131,13 @@ fn print_class(class: InsnClass, progress: &ProgressFile) {
         record.cases as f64 / record.seconds.max(0.001),
         record.mismatched
     );
+    if record.translated != 0 {
+        println!(
+            "{:14} {:.1} % of the instructions in translated code",
+            "",
+            100.0 * record.translated as f64 / record.retired as f64
+        );
+    }
     let mut printed = std::collections::BTreeSet::new();
     for m in &record.mismatches {
         if printed.insert(&m.code) {

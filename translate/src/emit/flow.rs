@@ -21,7 +21,7 @@ pub(crate) const BRANCH_BYTES: i32 = 24;
 /// Condition "negative".
 const SIGN: u8 = 8;
 /// Condition "not equal".
-const NOT_EQUAL: u8 = 5;
+pub(super) const NOT_EQUAL: u8 = 5;
 /// Condition "above or equal".
 const ABOVE_OR_EQUAL: u8 = 3;
 
@@ -266,6 +266,19 @@ impl Emitter<'_> {
             None => self.asm.store(8, Rm::At(TEMP, 8), ADDR),
         }
         self.store_constant(0, from);
+        if branch_format.stamped {
+            self.stamp(branch_format.words[kind as usize], rest);
+        } else {
+            self.asm.store_imm(8, Rm::At(TEMP, 16), 0);
+        }
+        self.asm.alu_imm(0, 8, Rm::Reg(TEMP), BRANCH_BYTES);
+        self.asm.store(8, next, TEMP);
+        self.asm.alu_from(7, 8, TEMP, due);
+        self.valid = 0;
+    }
+
+    /// Stores the time stamp and the last word of the record at R11.
+    fn stamp(&mut self, word: u32, rest: u32) {
         let (stamp, budget) = (self.context(END_STAMP), self.context(BUDGET));
         self.asm.load(4, ADDR, stamp);
         self.asm.alu_from(5, 4, ADDR, budget);
@@ -274,12 +287,7 @@ impl Emitter<'_> {
             self.asm.alu_imm(5, 4, Rm::Reg(ADDR), rest);
         }
         self.asm.store(4, Rm::At(TEMP, 16), ADDR);
-        let word = branch_format.words[kind as usize];
         self.asm.store_imm(4, Rm::At(TEMP, 20), word.cast_signed());
-        self.asm.alu_imm(0, 8, Rm::Reg(TEMP), BRANCH_BYTES);
-        self.asm.store(8, next, TEMP);
-        self.asm.alu_from(7, 8, TEMP, due);
-        self.valid = 0;
     }
 
     /// Stores a constant at a displacement from R11; may clobber R10.

@@ -3,7 +3,7 @@
 use super::{Emitter, Late, Retry, named};
 use crate::analysis::UnitStep;
 use crate::asm::{ADDR, Host, Rm, TEMP, jcc};
-use crate::layout::{Context, TlbArrays};
+use crate::layout::{CacheLineTable, Context, LINES, TlbArrays, lines_offset};
 use iced_x86::{Code, Instruction, MemoryOperand, OpKind, Register};
 use std::mem::offset_of;
 
@@ -141,32 +141,28 @@ impl Emitter<'_> {
     /// Clobbers R11 and the flags. A TLB miss calls the callback.
     pub(super) fn find(&mut self, size: u8, write: bool) {
         let step = &self.analysis.steps[self.at];
-        let point = self.instruction(step.block, step.index, Some((size, write)));
+        let point = self.instruction(step.block, step.index, Some(self.access(size, write)));
         let exit = self.exit(point);
-        let (tags, hosts) = if write {
-            (
-                offset_of!(TlbArrays, write_tag),
-                offset_of!(TlbArrays, write_host),
-            )
-        } else {
-            (
-                offset_of!(TlbArrays, read_tag),
-                offset_of!(TlbArrays, read_host),
-            )
-        };
-        let (tags, hosts) = (self.tlb() + tags as u64, self.tlb() + hosts as u64);
+        let by_line = self.source.access_format.is_some();
+        let (tags, hosts) = self.lookup_tables(by_line, write);
+        let (shift, bytes) = if by_line { (6, 64) } else { (12, 4096) };
         if self.addresses.bmi2 {
-            // RORX R11, R10, 12
-            self.asm.bytes(&[0xc4, 0x43, 0xfb, 0xf0, 0xda, 0x0c]);
+            // RORX R11, R10, shift
+            self.asm.bytes(&[0xc4, 0x43, 0xfb, 0xf0, 0xda, shift]);
         } else {
-            // MOV R11, R10; SHR R11D, 12
-            self.asm.bytes(&[0x4d, 0x89, 0xd3, 0x41, 0xc1, 0xeb, 0x0c]);
+            // MOV R11, R10; SHR R11D, shift
+            self.asm.bytes(&[0x4d, 0x89, 0xd3, 0x41, 0xc1, 0xeb, shift]);
         }
-        // MOVZX R11D, R11B
-        self.asm.bytes(&[0x45, 0x0f, 0xb6, 0xdb]);
+        if by_line {
+            let mask = i32::try_from(LINES - 1).unwrap_or(0);
+            self.asm.alu_imm(4, 4, Rm::Reg(TEMP), mask);
+        } else {
+            // MOVZX R11D, R11B
+            self.asm.bytes(&[0x45, 0x0f, 0xb6, 0xdb]);
+        }
         self.asm.alu_from(5, 8, ADDR, Rm::Scaled(TEMP, tags));
         self.asm
-            .alu_imm(7, 8, Rm::Reg(ADDR), 4096 - i32::from(size));
+            .alu_imm(7, 8, Rm::Reg(ADDR), bytes - i32::from(size));
         let from = self.asm.jump(&jcc(7));
         self.asm.alu_from(0, 8, ADDR, Rm::Scaled(TEMP, hosts));
         let back = self.asm.pos();
@@ -177,6 +173,34 @@ impl Emitter<'_> {
             tags,
         });
         self.valid = 0;
+    }
+
+    /// Returns the addresses of the tags and of the host addresses that [`Emitter::find`] uses.
+    fn lookup_tables(&self, by_line: bool, write: bool) -> (u64, u64) {
+        let (tags, hosts) = match (by_line, write) {
+            (false, false) => (
+                offset_of!(TlbArrays, read_tag),
+                offset_of!(TlbArrays, read_host),
+            ),
+            (false, true) => (
+                offset_of!(TlbArrays, write_tag),
+                offset_of!(TlbArrays, write_host),
+            ),
+            (true, false) => (
+                offset_of!(CacheLineTable, read_tag),
+                offset_of!(CacheLineTable, read_host),
+            ),
+            (true, true) => (
+                offset_of!(CacheLineTable, write_tag),
+                offset_of!(CacheLineTable, write_host),
+            ),
+        };
+        let table = if by_line {
+            self.addresses.data + lines_offset(self.source.rights) as u64
+        } else {
+            self.tlb()
+        };
+        (table + tags as u64, table + hosts as u64)
     }
 
     /// Computes the host address of the memory operand in R10.

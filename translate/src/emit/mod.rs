@@ -7,6 +7,7 @@
 //! The host's flags equal the guest's directly after an instruction that sets them. A TLB lookup
 //! destroys them.
 
+mod accesses;
 mod alu;
 mod atomic;
 mod divide;
@@ -17,9 +18,12 @@ mod same;
 mod vector;
 mod x87;
 
-use crate::analysis::{BranchKind, GuestBlock, StepKind, UnitAnalysis, UnitSource, UnitStep};
+use crate::analysis::{
+    AccessCounts, BranchKind, GuestBlock, StepKind, UnitAnalysis, UnitSource, UnitStep,
+};
 use crate::asm::{Assembler, CALL, Host, JMP, Jump32, Rm, TEMP};
 use crate::layout::{Context, jumps_offset, run_offset, tlb_offset};
+use crate::unit::UnitAccess;
 use crate::vector::VectorLevel;
 use iced_x86::{Encoder, Register};
 use std::mem::offset_of;
@@ -49,12 +53,14 @@ pub(crate) struct Addresses {
 pub(crate) enum ExitPoint {
     /// Before an instruction that the caller must execute.
     ///
-    /// `access` is the size in bytes of its memory access, and whether it writes.
+    /// `uncounted` are the accesses that the unit counted for this instruction and those after it
+    /// in its block.
     Instruction {
         block: usize,
         index: usize,
         give_back: u32,
-        access: Option<(u8, bool)>,
+        access: Option<UnitAccess>,
+        uncounted: AccessCounts,
     },
     /// At an edge that is not linked.
     Edge { edge: usize },
@@ -232,14 +238,19 @@ impl<'a> Emitter<'a> {
         let loaded = self.asm.pos();
         self.count_run(0);
         let entry = self.asm.pos();
+        self.count_accesses(0);
         let mut block = 0;
         for at in 0..self.analysis.steps.len() {
             let step = self.analysis.steps[at];
             if step.block != block {
                 block = step.block;
                 self.count_run(block);
+                self.count_accesses(block);
             }
             self.at = at;
+            if self.source.checks_line(step.block, step.index) {
+                self.check_line(&step);
+            }
             self.step(&step)?;
         }
         self.at = self.analysis.steps.len();
@@ -390,12 +401,17 @@ impl<'a> Emitter<'a> {
     }
 
     /// Returns the exit before an instruction.
-    fn instruction(&self, block: usize, index: usize, access: Option<(u8, bool)>) -> ExitPoint {
+    fn instruction(&self, block: usize, index: usize, access: Option<UnitAccess>) -> ExitPoint {
+        let uncounted = match self.source.access_format {
+            Some(_) => self.source.blocks[block].accesses_from(index),
+            None => AccessCounts::default(),
+        };
         ExitPoint::Instruction {
             block,
             index,
             give_back: self.rest(block),
             access,
+            uncounted,
         }
     }
 

@@ -3,7 +3,7 @@
 use super::flags::A;
 use super::same::redirect;
 use super::{Emitter, ExitPoint, Late, Retry};
-use crate::analysis::{ARITHMETIC, UnitStep, accesses_memory};
+use crate::analysis::{ARITHMETIC, AccessCounts, UnitStep, accesses_memory};
 use crate::asm::{ADDR, Jump32, RAX, Rm, TEMP, jcc};
 use crate::flags::FlagKind;
 use crate::layout::Context;
@@ -31,6 +31,7 @@ impl Emitter<'_> {
             index: self.source.start,
             give_back: self.rest(0),
             access: None,
+            uncounted: AccessCounts::default(),
         });
         self.late.push(Late::LoadVectors { from, exit });
     }

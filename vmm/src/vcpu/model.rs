@@ -10,7 +10,9 @@ use hindsight_cpu::pmu::pebs::PebsOutcome;
 use hindsight_cpu::pmu::{EngineCounting, PmuNeeds, Ring};
 use hindsight_cpu::state::CpuState;
 use hindsight_cpu::transaction::TransactionEvent;
-use hindsight_cpu::uarch::{AccessEvents, CacheModel, CoreUarch, InstructionAccesses};
+use hindsight_cpu::uarch::{
+    AccessEvents, CacheModel, CoreUarch, InstructionAccesses, MemoryAccess,
+};
 use hindsight_regs::apic::ApicBase;
 use hindsight_regs::msr as regs;
 use hindsight_regs::vector::GpFault;
@@ -198,6 +200,36 @@ impl VcpuModel {
             self.board.run.vcpus.doorbell(self.id).ring();
         }
         used
+    }
+
+    /// Applies an access of a block, as [`hindsight_interp::Observer::line_access`] has it.
+    pub fn line_accessed(&mut self, ring: Ring, access: &MemoryAccess) {
+        let mut shared = self
+            .msrs
+            .needs_cache_model()
+            .then(|| self.board.package.cache());
+        let events = AccessEvents {
+            totals: &mut self.pmu_totals.totals,
+            ring,
+            late_threshold: self.msrs.pmu().latency_threshold(),
+        };
+        let requester = self.msrs.requester();
+        self.unit
+            .access_line(access, shared.as_deref_mut(), &requester, events);
+        let rdt = self.msrs.rdt();
+        self.unit
+            .take_memory_traffic(|rmid| rdt.package().add_traffic(rmid.into(), 1));
+    }
+
+    /// Counts the accesses of a block.
+    pub fn block_accessed(&mut self, ring: Ring, loads: u64, stores: u64) {
+        let events = AccessEvents {
+            totals: &mut self.pmu_totals.totals,
+            ring,
+            late_threshold: self.msrs.pmu().latency_threshold(),
+        };
+        let cached = self.msrs.needs_cache_model();
+        self.unit.count_block(loads, stores, cached, events);
     }
 
     /// Brings the occupancy that IA32_QM_CTR shows up to date.

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 use hindsight_cpu::branch::{Branch, BranchClass};
 use hindsight_cpu::pmu::{EventKind, EventTotals, Ring};
 use hindsight_cpu::uarch::{
-    AccessEvents, CacheGeometry, CacheModel, CoreUarch, InstructionAccesses, Requester,
+    AccessEvents, CacheGeometry, CacheModel, CoreUarch, InstructionAccesses, MemoryAccess,
+    Requester,
 };
 use hindsight_interp::{Delivery, DeliveryKind};
 use hindsight_regs::vector::Vector;
@@ -275,6 +276,29 @@ impl RunCounter {
         self.unit
             .access(accesses, Some(&mut self.l3), &requester, events);
         self.unit.take_memory_traffic(|_| ());
+    }
+
+    /// Applies an access of a block, as [`hindsight_interp::Observer::line_access`] has it.
+    pub fn line_access(&mut self, ring: Ring, access: &MemoryAccess) {
+        let events = AccessEvents {
+            totals: &mut self.totals,
+            ring,
+            late_threshold: u64::MAX,
+        };
+        let requester = Requester::default();
+        self.unit
+            .access_line(access, Some(&mut self.l3), &requester, events);
+        self.unit.take_memory_traffic(|_| ());
+    }
+
+    /// Counts the loads and stores of a block.
+    pub fn block_accesses(&mut self, ring: Ring, loads: u64, stores: u64) {
+        let events = AccessEvents {
+            totals: &mut self.totals,
+            ring,
+            late_threshold: u64::MAX,
+        };
+        self.unit.count_block(loads, stores, true, events);
     }
 
     /// Flushes the line at `gpa`, or all lines, from the cache models.

@@ -2,7 +2,7 @@
 
 use hindsight_cpu::branch::Branch;
 use hindsight_cpu::pmu::Ring;
-use hindsight_cpu::uarch::{CacheAccess, InstructionAccesses};
+use hindsight_cpu::uarch::{CacheAccess, InstructionAccesses, MemoryAccess};
 use hindsight_interp::{Delivery, DeliveryKind, SystemEvent};
 use hindsight_regs::vector::Vector;
 use hindsight_trace::{DeviceAccess, Event, EventKinds, ProcessEvent};
@@ -64,6 +64,24 @@ impl VcpuModel {
             && counter.counts_accesses()
         {
             counter.accesses(ring, accesses);
+        }
+    }
+
+    /// Counts an access of a block for `hindsight stat`.
+    pub(crate) fn count_line_access(&mut self, ring: Ring, access: &MemoryAccess) {
+        if let Some(counter) = &mut self.counter
+            && counter.counts_accesses()
+        {
+            counter.line_access(ring, access);
+        }
+    }
+
+    /// Counts the loads and stores of a block for `hindsight stat`.
+    pub(crate) fn count_block_accesses(&mut self, ring: Ring, loads: u64, stores: u64) {
+        if let Some(counter) = &mut self.counter
+            && counter.counts_accesses()
+        {
+            counter.block_accesses(ring, loads, stores);
         }
     }
 

@@ -1,5 +1,6 @@
 use super::*;
 use crate::branch::BranchClass;
+use proptest::prelude::*;
 
 /// Linear addresses are this much above guest-physical ones.
 const UP: u64 = 0xffff_8000_0000_0000;
@@ -288,4 +289,39 @@ fn l3_hit_is_delayed_less_than_an_l3_miss() {
     };
     assert_eq!(pass(&mut rig), 20_000 * 240);
     assert_eq!(pass(&mut rig), 20_000 * 60);
+}
+
+proptest! {
+    /// Accesses to the newest line of a set need no call, if the line is dirty or they are loads.
+    #[test]
+    fn accesses_of_a_block_count_like_those_of_its_instructions(
+        accesses in prop::collection::vec((0_u64..200, any::<bool>()), 1..3000),
+    ) {
+        let (mut one, mut block) = (Rig::new(), Rig::new());
+        let mut newest = [(u64::MAX, false); 64];
+        let (mut loads, mut stores) = (0, 0);
+        for (line, store) in accesses {
+            let kind = if store { CacheAccess::Store } else { CacheAccess::Load };
+            let access = access(line * 64 + 8, 8, kind);
+            one.instruction(&[access], false);
+            loads += u64::from(!store);
+            stores += u64::from(store);
+            let entry = &mut newest[usize::try_from(line % 64).unwrap_or(0)];
+            let known = entry.0 == line && (entry.1 || !store);
+            if !known {
+                *entry = (line, store || *entry == (line, true));
+                block.core.access_line(
+                    &access,
+                    Some(&mut block.l3),
+                    &block.requester,
+                    AccessEvents { totals: &mut block.totals, ring: Ring::User, late_threshold: 30 },
+                );
+            }
+        }
+        let events = AccessEvents { totals: &mut block.totals, ring: Ring::User, late_threshold: 30 };
+        block.core.count_block(loads, stores, true, events);
+        prop_assert_eq!(&block.totals, &one.totals);
+        prop_assert_eq!(block.core.save(), one.core.save());
+        prop_assert_eq!(block.l3.save(), one.l3.save());
+    }
 }

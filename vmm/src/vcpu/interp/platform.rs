@@ -5,8 +5,8 @@ use hindsight_cpu::msr::{ArmedScope, RdmsrOutcome, WrmsrOutcome};
 use hindsight_cpu::pmu::pebs::PebsOutcome;
 use hindsight_cpu::pmu::{EngineCounting, EventQuota, Ring};
 use hindsight_interp::{
-    Accesses, Bus, Delivery, DeliveryKind, GpFault, InterruptSource, MsrHandler, Observer, Pending,
-    RetiredCounts, SystemEvent, TransactionEvent,
+    Accesses, Bus, Delivery, DeliveryKind, GpFault, InterruptSource, MemoryAccess, MsrHandler,
+    Observer, Pending, RetiredCounts, SystemEvent, TransactionEvent,
 };
 use hindsight_regs::apic::ApicBase;
 use hindsight_regs::cpuid::Feature;
@@ -398,11 +398,14 @@ impl Observer for InterpPlatform {
         };
         let counter = self.model.counter.as_ref();
         let counted = counter.is_some_and(|counter| counter.counts_accesses());
-        let traced = counted || self.model.traced_kinds().contains(EventKinds::ACCESSES);
+        let traced_accesses = self.model.traced_kinds().contains(EventKinds::ACCESSES);
+        let traced = counted || traced_accesses;
         EngineCounting {
             instructions: counting.instructions.min(&as_instructions),
             accesses: counting.accesses.or(traced.then_some(EventQuota::NONE)),
             fetches: counting.fetches || counted,
+            cache_models: counting.cache_models | u8::from(counted) << 1,
+            batches: counting.batches && !traced_accesses,
             ..counting
         }
     }
@@ -414,6 +417,20 @@ impl Observer for InterpPlatform {
         match self.model.counting().accesses {
             Some(_) => self.model.accessed(ring, accesses),
             None => 1,
+        }
+    }
+
+    fn line_access(&mut self, ring: Ring, access: &MemoryAccess) {
+        self.model.count_line_access(ring, access);
+        if self.model.counting().accesses.is_some() {
+            self.model.line_accessed(ring, access);
+        }
+    }
+
+    fn accesses_of_block(&mut self, ring: Ring, loads: u64, stores: u64) {
+        self.model.count_block_accesses(ring, loads, stores);
+        if self.model.counting().accesses.is_some() {
+            self.model.block_accessed(ring, loads, stores);
         }
     }
 
