@@ -255,15 +255,18 @@ impl BranchBuffer {
             .fast_path
             .end(maximum, threshold)
             .min(target.page + (4096 - bts::RECORD + 1));
-        let page = target.page.wrapping_add(target.add);
-        // Records must not overwrite the fields themselves.
-        if index < target.page || index >= end || page == area & !0xfff {
+        if index < target.page || index >= end {
             return None;
         }
-        let host = |linear: u64| usize::try_from(linear.wrapping_add(target.add)).ok();
+        let host = |linear: u64| linear.wrapping_add(target.add);
+        // Records must not overwrite the fields themselves.
+        let fields = area..area + 32;
+        if host(index) < fields.end && fields.start < host(end) + bts::RECORD {
+            return None;
+        }
         Some(BtsWindow {
-            next: host(index)?,
-            end: host(end)?,
+            next: usize::try_from(host(index)).ok()?,
+            end: usize::try_from(host(end)).ok()?,
             area,
             add: target.add,
         })

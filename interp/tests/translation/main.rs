@@ -101,11 +101,12 @@ fn debugctl(seed: u64) -> DebugCtl {
 
 /// Returns the address of the DS save area, if branch trace records are stored.
 fn bts_area(seed: u64) -> Option<u64> {
-    // The program accesses the first pages of the data.
-    let area = if seed % 16 == 5 {
-        DATA + 0x17c0
-    } else {
-        BTS_BUFFER - 0x40
+    let area = match seed % 16 {
+        // The program accesses the first pages of the data.
+        5 => DATA + 0x17c0,
+        // Records overwrite the area.
+        7 if seed.is_multiple_of(5) => BTS_BUFFER + 0x400,
+        _ => BTS_BUFFER - 0x40,
     };
     debugctl(seed).contains(DebugCtl::BTS).then_some(area)
 }
