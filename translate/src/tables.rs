@@ -383,6 +383,7 @@ impl Tables {
         } else if host != self.excluded || self.excluded_lapsed {
             self.excluded = host;
             self.excluded_lapsed = false;
+            self.remove_lines();
             for rights in [Rights::Supervisor, Rights::User] {
                 self.clear_tlb(rights);
                 self.tlbs[rights as usize].saved = SavedTables::default();
@@ -426,6 +427,7 @@ impl Tables {
     ///
     /// If the page may be larger than 4 KiB (`large`), all tables are emptied.
     pub(crate) fn evict(&mut self, linear: u64, large: bool) {
+        self.remove_lines();
         for rights in [Rights::Supervisor, Rights::User] {
             if large {
                 self.clear_tlb(rights);

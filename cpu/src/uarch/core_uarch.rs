@@ -83,6 +83,16 @@ impl AccessEvents<'_> {
     fn add(&mut self, kind: EventKind, count: u64) {
         self.totals.add(kind, self.ring, count);
     }
+
+    /// Adds the events of an access in the caches.
+    fn add_served(&mut self, access: CacheAccess, served: &ServedLines) {
+        self.add(EventKind::LlcReference, served.references);
+        self.add(EventKind::LlcMiss, served.misses);
+        self.add(EventKind::L1Replacement, served.l1_fills);
+        let (hit, miss) = offcore_kinds(access);
+        self.add(hit, served.references - served.misses);
+        self.add(miss, served.misses);
+    }
 }
 
 /// Data source encodings of a PEBS record.
@@ -181,12 +191,7 @@ impl CoreUarch {
         for access in instruction.accesses {
             let level = l3.as_deref_mut().filter(|_| access.cached).map(|l3| {
                 let served = self.access_lines(access, l3, requester);
-                events.add(EventKind::LlcReference, served.references);
-                events.add(EventKind::LlcMiss, served.misses);
-                events.add(EventKind::L1Replacement, served.l1_fills);
-                let (hit, miss) = offcore_kinds(access.kind);
-                events.add(hit, served.references - served.misses);
-                events.add(miss, served.misses);
+                events.add_served(access.kind, &served);
                 (references, fills) = (references + served.references, fills + served.l1_fills);
                 served.level
             });
@@ -214,9 +219,7 @@ impl CoreUarch {
             return;
         };
         let served = self.access_lines(access, l3, requester);
-        events.add(EventKind::LlcReference, served.references);
-        events.add(EventKind::LlcMiss, served.misses);
-        events.add(EventKind::L1Replacement, served.l1_fills);
+        events.add_served(access.kind, &served);
         if access.kind == CacheAccess::Load
             && let Some(kind) = far_load_event(served.level)
         {

@@ -32,6 +32,10 @@ const CODE: u64 = 0x5000;
 const DATA: u64 = 0x10_0000;
 const STACK: u64 = 0x18_0000;
 const BTS_BUFFER: u64 = 0x15_0100;
+/// A seed with which nothing is recorded or counted.
+const PLAIN: u64 = 15;
+/// A seed with which misses of the caches are counted.
+const COUNTING: u64 = 1;
 
 /// Returns a random program, and the state in which it begins.
 fn program(seed: u64) -> (Vec<u8>, CpuState) {
@@ -79,10 +83,12 @@ fn program(seed: u64) -> (Vec<u8>, CpuState) {
 fn counted(seed: u64) -> &'static [u16] {
     match seed % 16 {
         // References and misses of the last cache, loads from memory, lines filled into the L1.
-        1 | 4 | 9 => &[0x4f2e, 0x412e, 0x20d1, 0x0151],
+        1 | 4 | 5 | 9 => &[0x4f2e, 0x412e, 0x20d1, 0x0151],
         // Loads, stores, loads that hit the L1, split loads.
         13 => &[0x81d0, 0x82d0, 0x01d1, 0x41d0],
         6 => &[0x81d0, 0x82d0, 0x42d0, 0x41d0],
+        // With BTS: requests of data beyond the L2, and stores.
+        3 => &[0x01b7, 0x82d0],
         _ => &[],
     }
 }
@@ -123,7 +129,8 @@ fn machine(code: &[u8], state: &CpuState, seed: u64, after_runs: u64) -> Machine
     for at in (DATA..DATA + 0x3000).step_by(8) {
         assert!(memory.write(at, &random.value().to_le_bytes()));
     }
-    let config = MsrConfig::new(Facilities::INTERP_DEFAULT, 1_000_000_000);
+    let mut config = MsrConfig::new(Facilities::INTERP_DEFAULT, 1_000_000_000);
+    config.uarch = true;
     let model = CpuModel::SkylakeServer;
     let mut platform = ModelPlatform::new(model, config, NoDevices, NoInterrupts::default());
     if let Some(area) = bts_area(seed) {
@@ -133,6 +140,8 @@ fn machine(code: &[u8], state: &CpuState, seed: u64, after_runs: u64) -> Machine
         }
         assert!(platform.wrmsr(msr::IA32_DS_AREA, area).is_ok());
     }
+    // Demand reads of data, from all sources.
+    let _ = platform.wrmsr(msr::MSR_OFFCORE_RSP_0, 0x1_0001);
     let debugctl = debugctl(seed).bits();
     assert!(platform.wrmsr(msr::IA32_DEBUGCTL, debugctl).is_ok());
     for (n, event) in (0..).zip(counted(seed)) {
@@ -244,7 +253,7 @@ fn address_that_is_not_canonical_faults_in_translated_code() {
             state.gpr[3] = DATA;
             state.gpr[2] = 1 << bit | page << 12;
             state.gpr[1] = 100;
-            let (mut vcpu, mut platform, _) = machine(&code, &state, 1, 2);
+            let (mut vcpu, mut platform, _) = machine(&code, &state, PLAIN, 2);
             assert_eq!(
                 vcpu.run(&mut platform, 10_000),
                 Exit::Shutdown,
@@ -260,7 +269,7 @@ fn code_is_translated_at_each_address_where_it_is_mapped() {
     // dec rcx; jne to the start; hlt
     let code = [0x48, 0xff, 0xc9, 0x48, 0x8d, 0x40, 1, 0x75, 0xf7, 0xf4];
     let mut state = CpuState::long_mode(0x1000, CODE, STACK);
-    let (mut vcpu, mut platform, memory) = machine(&code, &state, 1, 10);
+    let (mut vcpu, mut platform, memory) = machine(&code, &state, PLAIN, 10);
     for page in 1..8_u64 {
         assert!(memory.write(0x3000 + page * 8, &0x83_u64.to_le_bytes()));
     }

@@ -193,13 +193,19 @@ impl VcpuModel {
         let rdt = self.msrs.rdt();
         self.unit
             .take_memory_traffic(|rmid| rdt.package().add_traffic(rmid.into(), 1));
+        drop(shared);
+        self.take_delay();
+        used
+    }
+
+    /// Advances a virtual clock by the time for which requests were delayed.
+    fn take_delay(&mut self) {
         let delayed = self.unit.take_delay_cycles();
         if delayed != 0 && self.board.time.clock.is_virtual() {
             self.board.time.clock.advance(delayed);
             // A timer or a cycle counter may now be due before the current run ends.
             self.board.run.vcpus.doorbell(self.id).ring();
         }
-        used
     }
 
     /// Applies an access of a block, as [`hindsight_interp::Observer::line_access`] has it.
@@ -219,6 +225,9 @@ impl VcpuModel {
         let rdt = self.msrs.rdt();
         self.unit
             .take_memory_traffic(|rmid| rdt.package().add_traffic(rmid.into(), 1));
+        drop(shared);
+        // Another processor may have set a delay of the whole package since the unit was entered.
+        self.take_delay();
     }
 
     /// Counts the accesses of a block.
