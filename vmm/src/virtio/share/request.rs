@@ -180,6 +180,11 @@ pub(super) fn forget(node: u64) -> Vec<u8> {
     message(opcode::FORGET, node, &u64::MAX.to_le_bytes())
 }
 
+/// Whether a request ends the session.
+pub(super) fn is_destroy(request: &[u8]) -> bool {
+    request.get(4..8) == Some(&opcode::DESTROY.to_le_bytes())
+}
+
 /// The end of the session.
 pub(super) fn destroy() -> Vec<u8> {
     message(opcode::DESTROY, 0, &[])

@@ -19,7 +19,7 @@ use thiserror::Error;
 use super::budget::Budget;
 use super::filter::{FilterVerdict, REPLY_HEADER, judge, refuse};
 use super::nodes::NodeTable;
-use super::request::destroy;
+use super::request::{destroy, is_destroy};
 use super::spec::ShareSpec;
 
 /// How long the guest may cache names and attributes.
@@ -204,21 +204,25 @@ impl MessageServer {
     }
 }
 
+impl FolderServer {
+    /// Closes all files and forgets them, as FUSE_DESTROY asks: the guest does so at each unmount.
+    fn end_session(&mut self, request: &[u8], reply: &mut [u8]) -> usize {
+        self.nodes.clear();
+        keeping_mask(self.spec.writable, || self.files.serve(request, reply))
+    }
+}
+
 impl FuseServer for FolderServer {
     fn answer(&mut self, request: &[u8], reply: &mut [u8]) -> usize {
         match judge(request, self.spec.writable) {
             FilterVerdict::Refuse(error) => refuse(request, error, reply),
+            FilterVerdict::Serve if is_destroy(request) => self.end_session(request, reply),
             FilterVerdict::Serve => self.serve_within_budget(request, reply),
         }
     }
 
     fn reset(&mut self) {
-        // The end of a session closes all files.
-        self.nodes.clear();
-        let mut reply = [0; REPLY_HEADER];
-        keeping_mask(self.spec.writable, || {
-            self.files.serve(&destroy(), &mut reply)
-        });
+        self.end_session(&destroy(), &mut [0; REPLY_HEADER]);
     }
 }
 

@@ -34,10 +34,14 @@ impl Share {
             server: FolderServer::new(&spec, budget).unwrap(),
             unique: 0,
         };
+        share.init();
+        share
+    }
+
+    fn init(&mut self) {
         let mut init = [7_u32, 31, 0x2_0000, 0].map(u32::to_le_bytes).concat();
         init.resize(64, 0);
-        share.request(INIT, 0, &init).unwrap();
-        share
+        self.request(INIT, 0, &init).unwrap();
     }
 
     /// Makes a request; returns the reply without its header, or the error number.
@@ -289,6 +293,24 @@ fn forgotten_files_leave_no_descriptor() {
     }
     assert_eq!(descriptors_in(folder.path()), 1, "the root");
     assert_eq!(share.server.nodes.descriptors(), 0);
+}
+
+#[test]
+fn unmounted_share_leaves_no_descriptor_and_can_be_mounted_again() {
+    let folder = tempfile::tempdir().unwrap();
+    for n in 0..20 {
+        fs::write(folder.path().join(format!("f{n}")), "x").unwrap();
+    }
+    let mut share = Share::with_budget(folder.path(), false, Budget::of(30));
+    for _ in 0..5 {
+        for n in 0..20 {
+            let node = share.lookup(ROOT, &format!("f{n}")).unwrap();
+            assert_eq!(share.read(node, 1).unwrap(), b"x");
+        }
+        share.server.answer(&destroy(), &mut [0; 64]);
+        assert!(descriptors_in(folder.path()) <= 1);
+        share.init();
+    }
 }
 
 fn folder_node(share: &mut Share, name: &str) -> u64 {
