@@ -2,6 +2,8 @@
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -55,7 +57,7 @@ impl Display {
             DisplayTarget::Picture(path) => {
                 let name = format!("--display {}", path.display());
                 Target::Picture {
-                    file: File::create(path).with_context(|| name.clone())?,
+                    file: create(path).with_context(|| name.clone())?,
                     output: outputs.output(name),
                 }
             }
@@ -110,4 +112,11 @@ impl Drop for Display {
             tracing::warn!("{error:#}");
         }
     }
+}
+
+/// Creates the file of a picture. A named pipe without a reader is an error.
+fn create(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.write(true).create(true).truncate(true);
+    options.custom_flags(libc::O_NONBLOCK).open(path)
 }
