@@ -29,7 +29,10 @@ pub(crate) const CODE_LEN: u32 = 0x1_0000;
 /// Offset of the cells through which the code leaves: their contents differ between host and guest.
 pub(crate) const CELLS: u32 = 0xa_0000;
 /// Offset of the signal handler's stack; on the host only.
-pub(crate) const SIGNAL_STACK: u32 = 0xb_0000;
+///
+/// It is out of reach of a stack pointer that an instruction takes as its base, with whatever
+/// displacement: the kernel ends a process that faults with its stack pointer in this stack.
+pub(crate) const SIGNAL_STACK: usize = 1 << 40;
 /// Length of [`SIGNAL_STACK`].
 pub(crate) const SIGNAL_STACK_LEN: u32 = 0x1_0000;
 

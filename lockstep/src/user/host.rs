@@ -72,8 +72,8 @@ unsafe extern "C" fn on_fault(signal: i32, _: *mut libc::siginfo_t, context: *mu
     // SAFETY: it loads flags that Rust code may run with. AC may still be set, and no access before
     // this is misaligned.
     unsafe { std::arch::asm!("push 0x202", "popfq") };
-    // The stack lies in the region, so an address on it leads to the region.
-    let region = (&raw const context).addr() & !(REGION_ALIGN as usize - 1);
+    // The stack lies at a fixed distance of the region, so an address on it leads to the region.
+    let region = (&raw const context).addr() & !(REGION_ALIGN as usize - 1) & !SIGNAL_STACK;
     let cell = |at: usize| std::ptr::with_exposed_provenance_mut::<u8>(region + at);
     // SAFETY: `HostRunner` mapped the stack on which this runs, and with it the cells, which are
     // aligned and which only this thread uses. It stores `RUNNING` before it enters a batch. The
@@ -167,7 +167,7 @@ impl HostRunner {
             )?);
         }
         let stack = Mapping::new(
-            (base + SIGNAL_STACK) as usize,
+            base as usize + SIGNAL_STACK,
             SIGNAL_STACK_LEN as usize,
             r | w,
             None,

@@ -82,6 +82,13 @@ impl BatchBuilder<'_> {
         {
             return;
         }
+        // A register that is both base and index does not lead to the target exactly.
+        let is_inexact = insn.memory_base().is_gpr()
+            && insn.memory_base().full_register() == insn.memory_index().full_register();
+        // Bytes beside the operand's cell may set bit 17 of MXCSR, which only some processors have.
+        if is_inexact && matches!(insn.mnemonic(), M::Ldmxcsr | M::Vldmxcsr) {
+            return;
+        }
         self.start_slot();
         self.empty_mask = self.empty_mask_of(&insn);
         let index = self.next_index();
@@ -89,13 +96,10 @@ impl BatchBuilder<'_> {
         let info = self.factory.info(&insn).clone();
         self.extended_state(&insn);
         if insn.flow_control() != FlowControl::Next && kind(&insn) == Some(InsnKind::Branch) {
-            // A register that is both base and index does not lead to the target exactly.
-            let twice = insn.memory_base().is_gpr()
-                && insn.memory_base().full_register() == insn.memory_index().full_register();
             // A call would push its return address among the cells that other slots load.
             let pushes = insn.stack_pointer_increment() < 0
                 && insn.memory_base().full_register() == Register::RSP;
-            if !twice && !pushes {
+            if !is_inexact && !pushes {
                 self.branch(insn);
             }
             return;
