@@ -17,7 +17,7 @@ use hindsight_regs::rflags::Rflags;
 use hindsight_regs::vector::Vector;
 
 /// Maximum cycles of a slice: pending interrupts are polled between slices.
-const SLICE: i64 = 4096;
+const SLICE: i64 = 16_384;
 
 /// Number of slices without a retired instruction after which a run ends.
 const STUCK: u32 = 1000;

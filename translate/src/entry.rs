@@ -40,6 +40,8 @@ pub struct EntryState {
     pub end_stamp: u32,
     /// The cache line of code that was fetched last.
     pub fetch_line: u64,
+    /// The arithmetic flags, as LAHF and SETO AL leave them in AX.
+    pub flags: u16,
 }
 
 /// Where and why translated code was left.

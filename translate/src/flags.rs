@@ -55,7 +55,7 @@ pub enum FlagKind {
     ExplicitLogic,
 }
 
-const KINDS: [FlagKind; 20] = [
+pub(crate) const KINDS: [FlagKind; 20] = [
     FlagKind::Caller,
     FlagKind::Add,
     FlagKind::Sub,
@@ -109,7 +109,7 @@ pub struct FlagState {
 }
 
 /// In the first byte of a record: the second byte holds `b`, sign-extended.
-const IMMEDIATE: u8 = 0x80;
+pub(crate) const IMMEDIATE: u8 = 0x80;
 
 /// Returns the record of an operation; `b` is stored in it if it is given.
 pub(crate) fn record(kind: FlagKind, size: u8, b: Option<i8>) -> i32 {

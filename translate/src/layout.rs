@@ -1,5 +1,6 @@
 //! Layout of the data that translated code reads and writes.
 
+use crate::flag_stubs::{KIND_BYTES, STEP_BYTES};
 use std::mem::offset_of;
 
 /// Entries of a TLB. Code indexes it by one byte of the page number.
@@ -65,6 +66,8 @@ pub(crate) struct Context {
     pub(crate) flag_cf: u64,
     /// The host's flags as LAHF and SETO AL leave them in AX.
     pub(crate) saved_flags: u64,
+    /// The guest's arithmetic flags when the code was entered, in the same form.
+    pub(crate) caller_flags: u64,
     /// Target of an indirect branch.
     pub(crate) rip: u64,
     /// Bases of FS and GS.
@@ -158,6 +161,9 @@ pub(crate) struct Data {
     pub(crate) lines: [CacheLineTable; 2],
     /// For each set of the first-level cache for code, the line whose fetches change nothing.
     pub(crate) code_lines: [u64; LINES],
+    /// Addresses of code that [`crate::flag_stubs`] calls.
+    pub(crate) flag_kinds: [u64; KIND_BYTES],
+    pub(crate) flag_steps: [u64; STEP_BYTES],
     /// The run counters: how often translated code entered each block.
     pub(crate) runs: [u64; RUN_COUNTERS],
 }

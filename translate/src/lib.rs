@@ -25,6 +25,7 @@ mod arena;
 mod asm;
 mod emit;
 mod entry;
+mod flag_stubs;
 mod flags;
 mod layout;
 mod stubs;

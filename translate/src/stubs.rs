@@ -1,6 +1,7 @@
 //! Stubs that all units share: entry, exit and TLB miss.
 
 use crate::asm::{ADDR, Assembler, CALL, Host, JMP, RAX, RDX, Rm, TEMP, jcc};
+use crate::flag_stubs::{self, FlagStubs};
 use crate::layout::Context;
 use crate::vector_stubs::{self, VectorStubs, call_if_loaded};
 use crate::x87;
@@ -33,7 +34,7 @@ const HOMES: [(u8, u8); 13] = [
 const VOLATILE: [u8; 7] = [0, 1, 2, 6, 7, 8, 9];
 
 /// Addresses of the stubs.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Stubs {
     /// Enters units: a function of the address of the guest's general registers.
     pub(crate) enter: u64,
@@ -43,6 +44,7 @@ pub(crate) struct Stubs {
     pub(crate) find: u64,
     pub(crate) load_vectors: [u64; 3],
     pub(crate) load_x87: u64,
+    pub(crate) flags: FlagStubs,
 }
 
 fn push(asm: &mut Assembler, r: u8) {
@@ -113,6 +115,7 @@ pub(crate) fn emit(base: u64, data: u64, callback: u64) -> (Vec<u8>, Stubs) {
     let find = emit_find(&mut asm, data, callback, vectors, leave_numbered);
     let load_vectors = vector_stubs::emit_load(&mut asm, data, vectors, leave);
     let load_x87 = x87::emit_load(&mut asm, data, leave);
+    let flags = flag_stubs::emit(&mut asm, data, leave_numbered);
     let stubs = Stubs {
         enter,
         enter_with_vectors,
@@ -120,6 +123,7 @@ pub(crate) fn emit(base: u64, data: u64, callback: u64) -> (Vec<u8>, Stubs) {
         find,
         load_vectors,
         load_x87,
+        flags,
     };
     (asm.code, stubs)
 }

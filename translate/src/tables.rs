@@ -6,6 +6,7 @@
 
 #![expect(unsafe_code, reason = "the tables are in the arena of translated code")]
 
+use crate::flag_stubs::FlagStubs;
 use crate::layout::{
     CacheLineTable, Data, JUMPS, JumpEntry, LINE, LINE_SHIFT, LINES, RUN_COUNTERS, Rights,
     TLB_ENTRIES, TlbArrays, jump_index, line_index, unused_line, unused_tag,
@@ -127,7 +128,7 @@ impl Tables {
     /// # Safety
     /// `data` must be the data of an arena that exists as long as the tables, and nothing else may
     /// refer to the tables in it while code does not run.
-    pub(crate) unsafe fn new(data: NonNull<Data>) -> Self {
+    pub(crate) unsafe fn new(data: NonNull<Data>, flags: &FlagStubs) -> Self {
         let mut tables = Self {
             data,
             tlbs: Default::default(),
@@ -144,6 +145,11 @@ impl Tables {
         }
         tables.remove_lines();
         tables.remove_code_lines();
+        // SAFETY: the contract of this function; no code runs.
+        unsafe {
+            (&raw mut (*data.as_ptr()).flag_kinds).write(flags.kinds);
+            (&raw mut (*data.as_ptr()).flag_steps).write(flags.steps);
+        }
         tables
     }
 

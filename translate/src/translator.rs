@@ -80,11 +80,12 @@ impl Translator {
             find: stubs.find,
             load_vectors: stubs.load_vectors,
             load_x87: stubs.load_x87,
+            load_flags: stubs.flags.load,
             bmi2: std::arch::is_x86_feature_detected!("bmi2"),
         };
         // SAFETY: the arena belongs to the translator, which refers to the tables only through
         // this.
-        let tables = unsafe { Tables::new(arena.data().cast()) };
+        let tables = unsafe { Tables::new(arena.data().cast(), &stubs.flags) };
         Ok(Self {
             shared: arena.used(),
             arena,
@@ -408,6 +409,7 @@ impl Translator {
         let context = self.context();
         context.budget = state.budget;
         context.flag_record = 0;
+        context.caller_flags = state.flags.into();
         context.segment_base = state.segment_base;
         context.callback_data = state.callback_data as u64;
         context.target = target;

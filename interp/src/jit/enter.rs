@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "translated code is run, and calls back")]
 
-use super::flags::flags_of;
+use super::flags::{flags_in_ax, flags_of};
 use super::{EntryPoint, UnitMode, rights_of, set_of};
 use crate::branch_buffer::{BranchRecords, BtsWindow};
 use crate::code::{BlockEntry, BlockOp, DEAD, ReplacedHandler};
@@ -201,16 +201,14 @@ impl Core {
         false
     }
 
-    /// Runs a unit whose instructions have been charged, and handles its exit.
-    #[inline(never)]
-    fn run_unit(&mut self, unit: UnitId) -> Next {
-        let window = self.jit.bts_window.take();
-        self.prepare_tables(unit, window.as_ref());
-        let (branch_next, branch_due) = match &window {
+    /// Returns the state for translated code; the caller sets its addresses.
+    #[inline(always)]
+    fn entry_state(&mut self, window: Option<&BtsWindow>) -> EntryState {
+        let (branch_next, branch_due) = match window {
             Some(window) => (window.next, window.end),
             None => self.branches.entries(),
         };
-        let mut state = EntryState {
+        EntryState {
             budget: self.progress.budget(),
             segment_base: [self.regs.get(Reg::FsBase), self.regs.get(Reg::GsBase)],
             callback_data: 0,
@@ -223,7 +221,16 @@ impl Core {
             x87: 0,
             x87_allowed: self.can_translate_x87(),
             fetch_line: self.counters.last_line(),
-        };
+            flags: flags_in_ax(self.regs.flags),
+        }
+    }
+
+    /// Runs a unit whose instructions have been charged, and handles its exit.
+    #[inline(never)]
+    fn run_unit(&mut self, unit: UnitId) -> Next {
+        let window = self.jit.bts_window.take();
+        self.prepare_tables(unit, window.as_ref());
+        let mut state = self.entry_state(window.as_ref());
         let core: *mut Self = self;
         state.callback_data = core.expose_provenance();
         // SAFETY: `core` is this processor; nothing else refers to it until it is borrowed again

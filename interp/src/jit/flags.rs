@@ -69,6 +69,13 @@ fn set<T: Width>(state: &FlagState, before: LazyFlags) -> LazyFlags {
     }
 }
 
+/// Returns flags as LAHF and SETO AL leave them in AX.
+pub(super) fn flags_in_ax(flags: LazyFlags) -> u16 {
+    let flags = flags.rflags();
+    let low = (flags - Rflags::OF).bits() & 0xff;
+    u16::try_from(low << 8).unwrap_or(0) | u16::from(flags.contains(Rflags::OF))
+}
+
 /// Returns the flags of [`FlagKind::Explicit`] from AX.
 fn stored(ax: u64) -> Rflags {
     let low = Rflags::from_bits_retain(ax >> 8 & 0xff) & ARITHMETIC;

@@ -10,6 +10,7 @@
 
 mod codes;
 mod contexts;
+mod flags;
 mod program;
 mod random;
 mod vectors;
@@ -36,6 +37,8 @@ const BTS_BUFFER: u64 = 0x15_0100;
 const PLAIN: u64 = 15;
 /// A seed with which misses of the caches are counted.
 const COUNTING: u64 = 1;
+/// A seed with which loads that hit the first level are counted.
+const COUNTING_HITS: u64 = 13;
 
 /// Returns a random program, and the state in which it begins.
 fn program(seed: u64) -> (Vec<u8>, CpuState) {

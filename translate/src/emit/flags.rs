@@ -6,7 +6,7 @@ use super::{Emitter, Retry};
 use crate::analysis::{
     ARITHMETIC, FlagVisibility, StepKind, UnitStep, accesses_memory, is_high_byte,
 };
-use crate::asm::{Host, RAX, Rm, TEMP};
+use crate::asm::{CALL, Host, RAX, Rm, TEMP};
 use crate::flags::{FlagKind, record, step_byte};
 use crate::layout::Context;
 use iced_x86::{Instruction, OpKind};
@@ -18,6 +18,8 @@ pub(super) const CARRY: usize = offset_of!(Context, flag_carry);
 const STEP: usize = offset_of!(Context, flag_step);
 const CF: usize = offset_of!(Context, flag_cf);
 const RECORD: usize = offset_of!(Context, flag_record);
+/// The flags that the stub loads: all but AF.
+const LOADED_FLAGS: u32 = ARITHMETIC & !0x10;
 const SAVED: usize = offset_of!(Context, saved_flags);
 
 /// The second operand of arithmetic.
@@ -225,7 +227,7 @@ impl Emitter<'_> {
             return Ok(());
         }
         let Some(producer) = self.analysis.producer(self.at, flags) else {
-            return self.cannot();
+            return self.load_flags(flags);
         };
         if let Some((saved, bits)) = self.saved
             && saved == producer
@@ -242,6 +244,26 @@ impl Emitter<'_> {
             return self.cannot();
         }
         Err(Retry::Save(producer))
+    }
+
+    /// Emits a call of the stub that loads the flags from before the unit.
+    ///
+    /// The unit may be left there, so no step before the current one may change any flags: their
+    /// values might not be stored yet. Nor may the step's access have been reported.
+    fn load_flags(&mut self, flags: u32) -> Result<(), Retry> {
+        let before = &self.analysis.steps[..self.at];
+        if flags & !LOADED_FLAGS != 0 || before.iter().any(|s| s.flags.changed != 0) {
+            return self.cannot();
+        }
+        let step = self.analysis.steps[self.at];
+        if self.source.access_format.is_some() && accesses_memory(&step.insn) {
+            return self.cannot();
+        }
+        let exit = self.exit(self.instruction(step.block, step.index, None));
+        self.asm.constant(TEMP, exit.into());
+        self.asm.jump_to(CALL, self.addresses.load_flags);
+        self.valid = LOADED_FLAGS;
+        Ok(())
     }
 
     /// Emits a comparison again, if its operands still have their values.

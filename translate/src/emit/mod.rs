@@ -44,6 +44,10 @@ pub(crate) struct Addresses {
     /// They take the number of an exit in R11.
     pub(crate) load_vectors: [u64; 3],
     pub(crate) load_x87: u64,
+    /// The stub that loads the guest's flags.
+    ///
+    /// It takes the number of an exit in R11.
+    pub(crate) load_flags: u64,
     /// Whether the host has BMI2.
     pub(crate) bmi2: bool,
 }
