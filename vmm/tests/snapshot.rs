@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hindsight_cpu::cpuid::CpuModel;
-use hindsight_vmm::boot::LoadRequest;
+use hindsight_devices::flash::{FLASH_BLOCK, Flash};
+use hindsight_vmm::boot::{LoadRequest, Protocol};
 use hindsight_vmm::deterministic::{CheckpointLimits, Timeline};
 use hindsight_vmm::deterministic::{DeterministicMachine, RunStop, StopHandle};
 use hindsight_vmm::harness::BUILTIN_PAYLOADS;
@@ -30,6 +31,16 @@ fn machine(payload: &str, cpus: usize, seed: u64) -> DeterministicMachine {
 }
 
 fn build(request: &LoadRequest<'_>, memory: u64, cpus: usize, seed: u64) -> DeterministicMachine {
+    build_with(request, memory, cpus, seed, None)
+}
+
+fn build_with(
+    request: &LoadRequest<'_>,
+    memory: u64,
+    cpus: usize,
+    seed: u64,
+    flash: Option<Flash>,
+) -> DeterministicMachine {
     let config = MachineConfig {
         memory,
         huge_pages: false,
@@ -42,7 +53,12 @@ fn build(request: &LoadRequest<'_>, memory: u64, cpus: usize, seed: u64) -> Dete
         debugcon: Box::new(io::sink()),
         btm: None,
     };
-    let prepared = PreparedMachine::new(&config, request).expect("the image is valid");
+    let mut prepared = PreparedMachine::new(&config, request).expect("the image is valid");
+    if let Some(flash) = flash {
+        prepared = prepared
+            .with_firmware_vars(flash)
+            .expect("there is firmware");
+    }
     let machine = prepared.deterministic(seed).build(None, sinks);
     let machine = machine.expect("the interpreter needs nothing of the host");
     machine.into_deterministic().expect("it is deterministic")
@@ -152,6 +168,35 @@ fn timeline_goes_backwards_and_forwards_within_its_limits() {
     }
     assert_eq!(timeline.go_to(0).unwrap(), RunStop::Reached);
     assert_eq!(finish(timeline.machine()), (hash, end));
+}
+
+#[test]
+fn checkpoints_count_the_changed_blocks_of_the_flash_chip() {
+    // The code at the reset vector is a loop.
+    let mut firmware = vec![0; 0x1_0000];
+    firmware[0xfff0..0xfff2].copy_from_slice(&[0xeb, 0xfe]);
+    let request = LoadRequest {
+        image: &firmware,
+        protocol: Some(Protocol::Firmware),
+        ..LoadRequest::default()
+    };
+    let flash = Flash::new(vec![0; 1 << 20], None).unwrap();
+    let mut machine = build_with(&request, 16 << 20, 1, 0, Some(flash));
+    let mut snapshot = machine.save().expect("memory can be read");
+    let chip = snapshot.devices.flash.as_mut().expect("there is a chip");
+    chip.changed = (0..100)
+        .map(|number| (number, vec![1; FLASH_BLOCK]))
+        .collect();
+    machine.restore(&snapshot).expect("the snapshot is valid");
+    let limits = CheckpointLimits {
+        spacing: 1000,
+        count: 100,
+        bytes: 1 << 20,
+    };
+    let mut timeline = Timeline::new(machine, limits).unwrap();
+    assert_eq!(timeline.go_to(50_000).unwrap(), RunStop::Reached);
+    // The first one, and two with 100 blocks each.
+    assert!(timeline.checkpoints().count() <= 3);
 }
 
 fn snapshot_of(payload: &str) -> Snapshot {

@@ -9,7 +9,7 @@ use hindsight_gdb::{GdbServer, ListenError, Listener};
 
 use crate::boot;
 use crate::cli::config::{DebugOptions, OptionWord, RecordEnd};
-use crate::debugger;
+use crate::debugger::{self, Screendump};
 use crate::machine::Machine;
 use crate::vcpu::branch_history::{RecordOptions, RecordStop};
 use crate::vcpu::run_control::Outcome;
@@ -80,10 +80,12 @@ pub(super) fn record_options(
     }))
 }
 
-/// Starts a server for the debuggers that connect at `listener`. The debugger starts the machine.
+/// Starts a server for the debuggers that connect at `listener`. The debugger starts the machine, and may
+/// request a picture of its screen.
 pub(super) fn start(
     options: &DebugOptions,
-    (listener, record): (Option<Listener>, Option<BranchRecording>),
+    (listener, screendump): (Option<Listener>, Option<Screendump>),
+    record: Option<BranchRecording>,
     machine: &mut Machine,
 ) -> anyhow::Result<Option<GdbServer>> {
     if let Some(record) = record {
@@ -96,7 +98,7 @@ pub(super) fn start(
     if let Some(limit) = options.checkpoint_memory {
         machine.limit_checkpoints(limit.0.0);
     }
-    let server = debugger::serve(machine.board(), listener, options.gdb_wait);
+    let server = debugger::serve(machine.board(), listener, options.gdb_wait, screendump);
     Ok(Some(server.context("--gdb")?))
 }
 

@@ -263,4 +263,4 @@ fn spawn<T: Send + 'static>(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

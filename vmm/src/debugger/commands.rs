@@ -33,6 +33,11 @@ const COMMANDS: &[CommandHelp] = &[
         "show speed, caches, frequent instructions and exits, as --stats does",
     ),
     help("screen", "", "show the text on the guest's screen"),
+    help(
+        "screendump",
+        "",
+        "write a picture of the screen to the file of --display FILE.png",
+    ),
     help("inject", "nmi|irq LINE|smi", "raise an interrupt"),
     help("reset", "", "end the machine with the status of a reset"),
 ];
@@ -60,6 +65,7 @@ impl MachineCommands for MachineTarget {
             "screen" => TextScreen::of(&self.board)
                 .map(|screen| screen.to_string())
                 .map_err(|error| CommandError::Failed(error.to_string())),
+            "screendump" => self.screendump(),
             "stats" => self.stats(),
             "reset" => {
                 self.board.run.finish(Outcome::Reset);
@@ -93,6 +99,15 @@ impl MachineTarget {
         let switches = self.board.run.engine.stats();
         let host_time = self.started.elapsed();
         Ok(RunReport::new(vcpus?, switches, host_time).to_string())
+    }
+
+    fn screendump(&mut self) -> Result<String, CommandError> {
+        let failed = |error: String| CommandError::Failed(error);
+        let screendump = self.screendump.as_mut();
+        let screendump = screendump
+            .ok_or_else(|| failed("the run has no file for pictures: --display FILE.png".into()))?;
+        screendump().map_err(|error| failed(format!("{error:#}")))?;
+        Ok("the picture is written".to_owned())
     }
 
     fn inject(&self, vcpu: usize, arguments: &[&str]) -> Result<String, CommandError> {

@@ -19,20 +19,28 @@ use crate::sandbox::{ThreadKind, enter};
 use crate::vcpu::board::Board;
 use target::MachineTarget;
 
+/// Writes a picture of the machine's screen to the file that the run has for it.
+pub type Screendump = Box<dyn FnMut() -> anyhow::Result<()> + Send>;
+
 /// Serves debuggers that connect at `listener`. Resumes the machine, unless it is to `wait` for the
-/// first of them.
+/// first of them. `screendump` is called for the monitor command of that name.
 ///
 /// From now on, a vCPU whose guest cannot continue waits for a debugger.
 ///
 /// # Errors
 ///
 /// When the host has no more threads or file descriptors.
-pub fn serve(board: &Arc<Board>, listener: Listener, wait: bool) -> io::Result<GdbServer> {
+pub fn serve(
+    board: &Arc<Board>,
+    listener: Listener,
+    wait: bool,
+    screendump: Option<Screendump>,
+) -> io::Result<GdbServer> {
     board.run.stops.request();
     if !wait {
         board.resume();
     }
-    let target = Box::new(MachineTarget::new(board.clone(), wait));
+    let target = Box::new(MachineTarget::new(board.clone(), wait, screendump));
     let report = |message: &str| {
         // Without stderr there is nowhere to report to.
         let _ = io::stderr().write_all(message.as_bytes());

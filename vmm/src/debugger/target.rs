@@ -17,6 +17,7 @@ use hindsight_gdb::target::{
 use rustix::fd::{AsFd, BorrowedFd};
 use vm_memory::{Bytes, GuestAddress};
 
+use super::Screendump;
 use super::stops::stop_cause;
 use crate::kvm::KvmError;
 use crate::kvm::host_support::HwBreakpointSupport;
@@ -41,6 +42,8 @@ pub(super) struct MachineTarget {
     pub(super) started: Instant,
     /// The machine waits for its first client.
     waits: bool,
+    /// Writes a picture of the screen; `None` if the run has no file for it.
+    pub(super) screendump: Option<Screendump>,
 }
 
 /// An error of KVM, for the server.
@@ -49,7 +52,7 @@ pub(super) fn failed(error: KvmError) -> TargetError {
 }
 
 impl MachineTarget {
-    pub(super) fn new(board: Arc<Board>, waits: bool) -> Self {
+    pub(super) fn new(board: Arc<Board>, waits: bool, screendump: Option<Screendump>) -> Self {
         Self {
             memory: MachineMemory::new(board.ram.map.clone()),
             statuses: vec![None; board.run.vcpus.cpus()],
@@ -57,6 +60,7 @@ impl MachineTarget {
             traced: 0,
             started: Instant::now(),
             waits,
+            screendump,
             board,
         }
     }

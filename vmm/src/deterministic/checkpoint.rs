@@ -5,8 +5,10 @@
 //! reaches this count continues with the checkpoint, so that the write happens again, and going
 //! back across it undoes it.
 
+use hindsight_devices::flash::FLASH_BLOCK;
+
 use super::machine::DeterministicMachine;
-use crate::state::Snapshot;
+use crate::state::{PAGE, Snapshot};
 
 /// The registers of a vCPU that a debugger saves and restores when it calls a guest function.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,7 +78,8 @@ impl DebuggerWrite {
 #[derive(Debug)]
 pub(super) struct RunCheckpoint {
     pub(super) snapshot: Snapshot,
-    /// Number of pages that it does not share with the checkpoint before it.
+    /// Number of pages that it does not share with the checkpoint before it, and of blocks of the
+    /// flash chip, which are as large and never shared.
     pages: usize,
     /// The debugger's write after which the checkpoint was taken, if any.
     pub(super) write: Option<DebuggerWrite>,
@@ -182,7 +185,7 @@ impl CheckpointList {
             last.is_none_or(|last| last.icount() <= snapshot.icount()),
             "checkpoints are in ascending order"
         );
-        let pages = last.map_or(0, |last| snapshot.memory.unshared(&last.snapshot.memory));
+        let pages = last.map_or(0, |last| unshared(&snapshot, &last.snapshot));
         self.0.push(RunCheckpoint {
             snapshot,
             pages,
@@ -225,8 +228,17 @@ impl CheckpointList {
         for index in 1..self.0.len() {
             let (earlier, later) = self.0.split_at_mut(index);
             if let (Some(old), Some(new)) = (earlier.last(), later.first_mut()) {
-                new.pages = new.snapshot.memory.unshared(&old.snapshot.memory);
+                new.pages = unshared(&new.snapshot, &old.snapshot);
             }
         }
     }
+}
+
+const _: () = assert!(FLASH_BLOCK == PAGE);
+
+/// Number of pages and blocks of the flash chip that `new` does not share with `old`.
+fn unshared(new: &Snapshot, old: &Snapshot) -> usize {
+    let flash = new.devices.flash.as_ref();
+    let blocks = flash.map_or(0, |flash| flash.changed.len());
+    new.memory.unshared(&old.memory) + blocks
 }

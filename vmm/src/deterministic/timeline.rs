@@ -12,8 +12,8 @@ pub struct CheckpointLimits {
     pub spacing: u64,
     /// Maximum number of checkpoints, at least 2.
     pub count: usize,
-    /// Maximum number of bytes of pages that the checkpoints hold in addition to those of the first
-    /// one.
+    /// Maximum number of bytes of guest memory and flash memory that the checkpoints hold in addition
+    /// to those of the first one.
     pub bytes: u64,
 }
 

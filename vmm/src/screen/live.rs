@@ -1,16 +1,16 @@
 //! The screen in the terminal while the guest runs.
 
-use std::io::{self, Write};
+use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::TextScreen;
+use super::{Terminal, TextScreen};
 use crate::sandbox::{ThreadKind, enter};
 use crate::sync::lock;
 use crate::vcpu::board::Board;
 
-/// Time between two looks at the guest's memory.
+/// Time between two reads of the guest's memory.
 const PERIOD: Duration = Duration::from_millis(100);
 /// Erases the terminal.
 const ERASE: &str = "\x1b[2J";
@@ -20,6 +20,12 @@ const ERASE: &str = "\x1b[2J";
 struct Stop {
     stopped: Mutex<bool>,
     changed: Condvar,
+}
+
+impl Stop {
+    fn is_requested(&self) -> bool {
+        *lock(&self.stopped)
+    }
 }
 
 /// Shows the screen in the terminal until it is dropped.
@@ -40,13 +46,13 @@ impl LiveScreen {
     /// # Errors
     ///
     /// The thread cannot be started.
-    pub fn start(board: Arc<Board>, terminal: Box<dyn Write + Send>) -> io::Result<Self> {
+    pub fn start(board: Arc<Board>, terminal: Terminal) -> io::Result<Self> {
         let stop = Arc::new(Stop::default());
         let own = stop.clone();
         let thread = thread::Builder::new().name("display".to_owned());
         let thread = thread.spawn(move || {
             enter(ThreadKind::Display);
-            run(&board, terminal, &own);
+            run(&board, &terminal, &own);
         })?;
         Ok(Self {
             stop,
@@ -66,7 +72,7 @@ impl Drop for LiveScreen {
     }
 }
 
-fn run(board: &Board, mut terminal: Box<dyn Write + Send>, stop: &Stop) {
+fn run(board: &Board, terminal: &Terminal, stop: &Stop) {
     let mut last = None;
     loop {
         let stopped = lock(&stop.stopped);
@@ -79,14 +85,13 @@ fn run(board: &Board, mut terminal: Box<dyn Write + Send>, stop: &Stop) {
             && last.as_ref() != Some(screen)
         {
             let erase = if last.is_none() { ERASE } else { "" };
-            // The failure ends the run.
-            let _ = terminal.write_all((erase.to_owned() + &painted(screen)).as_bytes());
-            let _ = terminal.flush();
+            let text = erase.to_owned() + &painted(screen);
+            terminal.write(text.as_bytes(), || stop.is_requested());
         }
         last = screen.or(last);
         if ends {
             // What is written next begins below the screen.
-            let _ = terminal.write_all(b"\r\n").and_then(|()| terminal.flush());
+            terminal.write(b"\r\n", || true);
             return;
         }
     }

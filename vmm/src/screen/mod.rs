@@ -6,6 +6,7 @@
 mod code_page;
 mod live;
 mod picture;
+mod terminal;
 
 use std::fmt;
 
@@ -14,6 +15,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 pub use live::LiveScreen;
 pub use picture::PictureError;
+pub use terminal::Terminal;
 
 use crate::vcpu::board::Board;
 use code_page::character;

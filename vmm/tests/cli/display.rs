@@ -93,6 +93,31 @@ fn picture_is_written_at_the_end_and_on_a_crash() {
 }
 
 #[test]
+fn run_that_fails_to_start_keeps_the_earlier_picture() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    fs::write(path("picture.png"), vec![b'x'; 100_000]).unwrap();
+    let arguments = ["none", "--engine", "interp", "--display", "picture.png"];
+    let (status, _, all) = run(folder.path(), &arguments);
+    assert_eq!(status, Some(2), "{all}");
+    assert_eq!(fs::read(path("picture.png")).unwrap().len(), 100_000);
+    real(&path("image"), power_off);
+    let arguments = [
+        "image",
+        "--mode",
+        "real",
+        "--engine",
+        "interp",
+        "--display",
+        "picture.png",
+    ];
+    let (status, _, all) = run(folder.path(), &arguments);
+    assert_eq!(status, Some(0), "{all}");
+    let png = fs::read(path("picture.png")).unwrap();
+    assert!(png.ends_with(b"IEND\xaeB`\x82"), "nothing follows");
+}
+
+#[test]
 fn guest_without_display_finds_no_screen() {
     let folder = tempfile::tempdir().unwrap();
     real(&folder.path().join("image"), |a| {

@@ -475,3 +475,44 @@ fn gdb_calls_functions_of_the_guest() {
         &["$1 = 1", "$2 = 5", "$3 = 1", "#0  work (count=20)"],
     );
 }
+
+#[test]
+fn screendump_writes_the_picture_of_the_display() {
+    let folder = tempfile::tempdir().unwrap();
+    let picture = folder.path().join("picture.png");
+    let first = folder.path().join("first.png");
+    let options = ["--display", picture.to_str().unwrap(), "--sandbox=strict"];
+    let run = Run::waiting(Guest::Sample, &options);
+    let text = run.gdb(&format!(
+        "set {{short}}0xb8000 = 0x1e48
+        monitor screendump
+        shell cp {0} {1}
+        set {{short}}0xb8000 = 0x0720
+        monitor screendump
+        shell cmp -s {0} {1} || echo the pictures differ
+        monitor screendump other.png
+        ",
+        picture.display(),
+        first.display()
+    ));
+    let written = "the picture is written";
+    in_order(
+        &text,
+        &[written, written, "the pictures differ", "screendump"],
+    );
+    for picture in [picture, first] {
+        let png = std::fs::read(picture).unwrap();
+        assert!(png.starts_with(b"\x89PNG\r\n\x1a\n"));
+        assert!(png.ends_with(b"IEND\xaeB`\x82"), "nothing follows");
+    }
+}
+
+#[test]
+fn screendump_without_a_file_names_the_option() {
+    let run = Run::waiting(Guest::Sample, &["--display", "text"]);
+    let text = run.gdb("monitor screendump");
+    in_order(
+        &text,
+        &["the run has no file for pictures: --display FILE.png"],
+    );
+}

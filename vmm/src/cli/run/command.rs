@@ -133,10 +133,8 @@ fn run_machine(
     (logging, outputs): (&Logging, &RunOutputs),
 ) -> anyhow::Result<Status> {
     settle_allocator();
-    let files = BootFiles::read(
-        &config.boot,
-        read::deadline(config.run.timeout.map(|limit| limit.0)),
-    )?;
+    let limit = config.run.timeout.map(|limit| limit.0);
+    let files = BootFiles::read(&config.boot, read::deadline(limit))?;
     let StartDecision {
         decision,
         host,
@@ -175,12 +173,12 @@ fn run_machine(
     consoles.start_input(input::delivery(config, &machine, queue), quit)?;
     let board = machine.board().clone();
     set_ends(config, &board, outputs);
-    let debugger = gdb::start(&config.debugging, (listener, record), &mut machine)?;
+    let clients = (listener, consoles.screendump(&board));
+    let debugger = gdb::start(&config.debugging, clients, record, &mut machine)?;
     network::start(links, &board)?;
     consoles.show_screen(&board)?;
     Confinement::enter();
     let start = Instant::now();
-    let limit = config.run.timeout.map(|limit| limit.0);
     let outcome = machine.run(limit, || consoles.release())?;
     let host_time = start.elapsed();
     if let Some(debugger) = debugger {

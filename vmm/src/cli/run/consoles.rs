@@ -9,6 +9,7 @@ use anyhow::Context;
 use super::display::Display;
 use crate::cli::config::{BtmTarget, ConsoleOptions, OptionWord};
 use crate::console::{Backend, CaughtSignals, Console, Deliver, Releaser};
+use crate::debugger::Screendump;
 use crate::output::{Output, RunOutputs};
 use crate::platform::Sinks;
 use crate::vcpu::board::Board;
@@ -97,6 +98,11 @@ impl<'a> Consoles<'a> {
                 .context("--debugcon")?;
         }
         Ok(())
+    }
+
+    /// Writes a picture of the screen for a debugger; `None` without a file for pictures.
+    pub(super) fn screendump(&self, board: &Arc<Board>) -> Option<Screendump> {
+        self.display.screendump(board)
     }
 
     /// Begins to show the screen of a machine, until the consoles are dropped.

@@ -13,17 +13,23 @@ use std::sync::Arc;
 /// The node of the share's folder.
 pub(super) const ROOT: u64 = 1;
 
+/// Names that are recorded for a file with several hard links; the guest can make many more.
+const NAMES_MAX: usize = 4;
+
+/// A folder's node, and a name in the folder.
+type NodeName = (u64, Arc<[u8]>);
+
 /// A file that the guest knows, or that is a folder of one.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct ShareNode {
-    parent: u64,
-    /// `None` if the file was unlinked, or another one has its name.
-    name: Option<Arc<[u8]>>,
+    /// The names by which the file can be found again, the one that was used last at the end. Empty
+    /// if the file was unlinked, or other files have its names.
+    names: Vec<NodeName>,
     /// How often the guest was given this node, without those that it has forgotten.
     lookups: u64,
     /// Open handles of the guest.
     handles: usize,
-    /// Nodes that name this one as their parent.
+    /// Names of nodes in this folder.
     children: usize,
     has_descriptor: bool,
     last_use: u64,
@@ -33,7 +39,7 @@ struct ShareNode {
 #[derive(Debug, Default)]
 pub(super) struct NodeTable {
     nodes: HashMap<u64, ShareNode>,
-    names: HashMap<(u64, Arc<[u8]>), u64>,
+    names: HashMap<NodeName, u64>,
     /// Descriptors of nodes.
     descriptors: usize,
     /// Open handles, each of which has a descriptor.
@@ -62,9 +68,8 @@ impl NodeTable {
     }
 
     /// The folder of `node` and its name there, if it has one.
-    pub(super) fn location(&self, node: u64) -> Option<(u64, Arc<[u8]>)> {
-        let node = self.nodes.get(&node)?;
-        Some((node.parent, node.name.clone()?))
+    pub(super) fn location(&self, node: u64) -> Option<NodeName> {
+        self.nodes.get(&node)?.names.last().cloned()
     }
 
     /// The node with this name, if the guest knows it.
@@ -85,15 +90,7 @@ impl NodeTable {
         if node == ROOT {
             return;
         }
-        let entry = self.nodes.entry(node).or_insert(ShareNode {
-            parent: ROOT,
-            name: None,
-            lookups: 0,
-            handles: 0,
-            children: 0,
-            has_descriptor: false,
-            last_use: 0,
-        });
+        let entry = self.nodes.entry(node).or_default();
         entry.lookups = entry.lookups.saturating_add(1);
         self.restored(node);
         if name != b"." && parent != node {
@@ -143,12 +140,12 @@ impl NodeTable {
         self.remove_unused(node);
     }
 
-    /// Records that a file has lost this name. It may have others, which are not known.
+    /// Records that a file has lost this name. It may have others.
     pub(super) fn unlinked(&mut self, parent: u64, name: &[u8]) {
-        if let Some(node) = self.names.remove(&(parent, name.into()))
-            && let Some(found) = self.nodes.get_mut(&node)
-        {
-            found.name = None;
+        let name = (parent, name.into());
+        if let Some(node) = self.names.remove(&name) {
+            self.drop_name(node, &name);
+            self.lose_child(parent);
         }
     }
 
@@ -176,7 +173,7 @@ impl NodeTable {
             .filter(|(number, node)| {
                 node.has_descriptor
                     && node.handles == 0
-                    && (node.name.is_some() || node.lookups == 0)
+                    && (!node.names.is_empty() || node.lookups == 0)
                     && !protected.contains(number)
             })
             .map(|(number, node)| (node.last_use, *number))
@@ -207,29 +204,34 @@ impl NodeTable {
         had
     }
 
+    fn drop_name(&mut self, node: u64, name: &NodeName) {
+        if let Some(found) = self.nodes.get_mut(&node) {
+            found.names.retain(|other| other != name);
+        }
+    }
+
     fn set_name(&mut self, node: u64, parent: u64, name: &[u8]) {
-        let name: Arc<[u8]> = name.into();
+        if !self.nodes.contains_key(&node) {
+            return;
+        }
+        let name: NodeName = (parent, name.into());
+        match self.names.insert(name.clone(), node) {
+            Some(other) => self.drop_name(other, &name),
+            None => {
+                if let Some(folder) = self.nodes.get_mut(&parent) {
+                    folder.children += 1;
+                }
+            }
+        }
         let Some(found) = self.nodes.get_mut(&node) else {
             return;
         };
-        let before = (found.parent, found.name.replace(name.clone()));
-        found.parent = parent;
-        if let Some(old) = before.1 {
-            if (before.0, &old) == (parent, &name) {
-                return;
-            }
-            self.names.remove(&(before.0, old));
+        found.names.push(name);
+        if found.names.len() > NAMES_MAX {
+            let oldest = found.names.remove(0);
+            self.names.remove(&oldest);
+            self.lose_child(oldest.0);
         }
-        if let Some(other) = self.names.insert((parent, name), node)
-            && other != node
-            && let Some(other) = self.nodes.get_mut(&other)
-        {
-            other.name = None;
-        }
-        if let Some(folder) = self.nodes.get_mut(&parent) {
-            folder.children += 1;
-        }
-        self.lose_child(before.0);
     }
 
     /// Takes one from the children of `parent`, which may be the root.
@@ -241,20 +243,23 @@ impl NodeTable {
     }
 
     /// Removes `node` and then its folders, as long as nothing refers to them.
-    fn remove_unused(&mut self, mut node: u64) {
-        while let Some(found) = self.nodes.get(&node) {
-            let refers = found.lookups > 0 || found.handles > 0 || found.children > 0;
-            if refers || found.has_descriptor {
-                return;
+    fn remove_unused(&mut self, node: u64) {
+        let mut candidates = vec![node];
+        while let Some(node) = candidates.pop() {
+            let unused = self.nodes.get(&node).is_some_and(|found| {
+                let refers = found.lookups > 0 || found.handles > 0 || found.children > 0;
+                !refers && !found.has_descriptor
+            });
+            if !unused {
+                continue;
             }
-            let parent = found.parent;
-            if let Some(name) = self.nodes.remove(&node).and_then(|found| found.name) {
-                self.names.remove(&(parent, name));
+            for name in self.nodes.remove(&node).unwrap_or_default().names {
+                self.names.remove(&name);
+                if let Some(folder) = self.nodes.get_mut(&name.0) {
+                    folder.children = folder.children.saturating_sub(1);
+                }
+                candidates.push(name.0);
             }
-            if let Some(folder) = self.nodes.get_mut(&parent) {
-                folder.children = folder.children.saturating_sub(1);
-            }
-            node = parent;
         }
     }
 }

@@ -29,6 +29,7 @@ impl FolderServer {
         if reply.len() < parsed.reply_len() {
             return refuse(request, libc::EINVAL, reply);
         }
+        let node = parsed.node;
         let max = self.entries_max().min(reply.len() - REPLY_HEADER);
         if let Err(error) = self.prepare(&parsed, max) {
             return refuse(request, error, reply);
@@ -42,6 +43,8 @@ impl FolderServer {
         let reply = reply.get(..len).unwrap_or_default();
         if reply.get(4..8) == Some(&[0; 4]) {
             self.record(&parsed, reply);
+        } else if let NodeAction::Entry { name, opens: true } = parsed.action {
+            self.undo_lookup(node, name);
         }
         len
     }
@@ -170,6 +173,22 @@ impl FolderServer {
             self.find_again(node, parent, &name)?;
         }
         Ok(())
+    }
+
+    /// Closes what the server has opened for `name` in a request that failed.
+    ///
+    /// A CREATE of a file that exists is a lookup and an open. If only the open fails, the server
+    /// holds a node that the guest does not know.
+    fn undo_lookup(&mut self, parent: u64, name: &[u8]) {
+        let mut reply = [0; 256];
+        let len = self.files.serve(&request::lookup(parent, name), &mut reply);
+        let reply = reply.get(..len).unwrap_or_default();
+        let found = request::entry(reply).filter(|_| reply.get(4..8) == Some(&[0; 4]));
+        if let Some(node) = found
+            && !self.nodes.has_descriptor(node)
+        {
+            self.close(node);
+        }
     }
 
     fn find_again(&mut self, node: u64, parent: u64, name: &[u8]) -> Result<(), i32> {

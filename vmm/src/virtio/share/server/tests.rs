@@ -13,6 +13,7 @@ const GETATTR: u32 = 3;
 const UNLINK: u32 = 10;
 const RENAME: u32 = 12;
 const RELEASE: u32 = 18;
+const CREATE: u32 = 35;
 
 struct Share {
     server: FolderServer,
@@ -318,3 +319,51 @@ fn folder_node(share: &mut Share, name: &str) -> u64 {
 }
 
 mod eviction;
+
+#[test]
+fn failed_create_leaves_no_descriptor() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut share = Share::new(folder.path(), true);
+    let create = |name: &str| {
+        let flags = [libc::O_WRONLY, 0o644, 0, 0].map(i32::to_le_bytes).concat();
+        [&flags[..], name.as_bytes(), b"\0"].concat()
+    };
+    fs::create_dir(folder.path().join("known")).unwrap();
+    let known = share.lookup(ROOT, "known").unwrap();
+    for number in 0..100 {
+        let name = format!("sub{number}");
+        fs::create_dir(folder.path().join(&name)).unwrap();
+        share.request(CREATE, ROOT, &create(&name)).unwrap_err();
+    }
+    share.request(CREATE, ROOT, &create("known")).unwrap_err();
+    share.request(GETATTR, known, &[0; 16]).unwrap();
+    assert!(
+        descriptors_in(folder.path()) <= 3,
+        "the root's and that of the known folder"
+    );
+}
+
+#[test]
+fn file_that_has_another_name_is_evicted_and_found_by_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut share = Share::new(folder.path(), true);
+    let mut files = Vec::new();
+    for number in 0..200 {
+        let [one, two] = ["one", "two"].map(|name| format!("{name}{number}"));
+        fs::write(folder.path().join(&one), &one).unwrap();
+        fs::hard_link(folder.path().join(&one), folder.path().join(&two)).unwrap();
+        let node = share.lookup(ROOT, &one).unwrap();
+        assert_eq!(share.lookup(ROOT, &two), Ok(node));
+        let unlinked = share.request(UNLINK, ROOT, format!("{two}\0").as_bytes());
+        unlinked.unwrap();
+        files.push((one, node));
+    }
+    assert!(descriptors_in(folder.path()) <= 66);
+    for (name, node) in files {
+        let handle = share.request(OPEN, node, &[0; 8]).unwrap();
+        let mut release = handle[..8].to_vec();
+        release.resize(24, 0);
+        share.request(RELEASE, node, &release).unwrap();
+        assert_eq!(share.lookup(ROOT, &name), Ok(node));
+    }
+}
