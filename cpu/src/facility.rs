@@ -2,7 +2,6 @@
 
 use bitflags::bitflags;
 use hindsight_regs::branch::DebugCtl;
-use hindsight_regs::capabilities::perf;
 
 bitflags! {
     /// The optional facilities of the virtual processor.
@@ -50,6 +49,34 @@ bitflags! {
     }
 }
 
+/// Facilities by their names in profiles. `rdt` stands for several.
+pub(crate) const NAMES: &[(&str, Facilities)] = &[
+    ("x2apic", Facilities::X2APIC),
+    ("tsc-deadline", Facilities::TSC_DEADLINE),
+    ("tsc-adjust", Facilities::TSC_ADJUST),
+    ("rdtscp", Facilities::RDTSCP),
+    ("btf", Facilities::BTF),
+    ("lbr", Facilities::LBR),
+    ("bts", Facilities::BTS),
+    ("pmu", Facilities::PMU),
+    ("pebs", Facilities::PEBS),
+    ("rtm", Facilities::RTM),
+    ("rdt", Facilities::RDT),
+    ("cmt", Facilities::CMT),
+    ("mbm", Facilities::MBM),
+    ("l3cat", Facilities::L3CAT),
+    ("cdp", Facilities::CDP),
+    ("mba", Facilities::MBA),
+    ("l2cat", Facilities::L2CAT),
+    ("smm", Facilities::SMM),
+];
+
+/// The facilities of this name in profiles.
+pub(crate) fn parse_facility(name: &str) -> Option<Facilities> {
+    let found = NAMES.iter().find(|&&(known, _)| known == name);
+    found.map(|&(_, facilities)| facilities)
+}
+
 /// Bits of a register by the facility that brings them.
 type FacilityBits = &'static [(Facilities, u64)];
 
@@ -75,19 +102,6 @@ pub(crate) const DEBUGCTL_BITS: FacilityBits = &[
             .bits(),
     ),
     (Facilities::RTM, DebugCtl::RTM.bits()),
-];
-
-/// The fields of IA32_PERF_CAPABILITIES. SDM Vol. 3B, "IA32_PERF_CAPABILITIES MSR Enumeration".
-const PERF_CAPABILITIES: FacilityBits = &[
-    (Facilities::LBR, perf::LBR_FORMAT_INFO),
-    (
-        Facilities::PEBS,
-        perf::PEBS_TRAP | perf::PEBS_ARCH_REG | perf::PEBS_FORMAT_3,
-    ),
-    (
-        Facilities::PMU,
-        perf::FREEZE_WHILE_SMM | perf::FULL_WIDTH_WRITE,
-    ),
 ];
 
 impl Facilities {
@@ -131,22 +145,25 @@ impl Facilities {
     /// The facilities of which any brings IA32_PERF_CAPABILITIES.
     pub const PERF_CAPABILITIES: Self = Self::LBR.union(Self::PEBS).union(Self::PMU);
 
+    /// The names of the facilities, as profiles spell them.
+    pub fn names(self) -> Vec<&'static str> {
+        let mut list: Vec<_> = NAMES
+            .iter()
+            .filter(|&&(name, facility)| name != "rdt" && self.contains(facility))
+            .map(|&(name, _)| name)
+            .collect();
+        if self.contains(Self::PMU8) {
+            list.push("pmu=8");
+        }
+        list
+    }
+
     /// Number of general-purpose counters: 4 or 8.
     pub const fn gp_counters(self) -> u32 {
         if self.contains(Self::PMU8) {
             hindsight_regs::pmu::GP_COUNTERS_MAX
         } else {
             hindsight_regs::pmu::GP_COUNTERS
-        }
-    }
-
-    /// The value of IA32_PERF_CAPABILITIES, or `None` where CPUID.1:ECX.PDCM is clear.
-    ///
-    /// SDM Vol. 3B, "IA32_PERF_CAPABILITIES MSR Enumeration".
-    pub const fn perf_capabilities(self) -> Option<u64> {
-        match self.bits_of(PERF_CAPABILITIES) {
-            0 => None,
-            value => Some(value),
         }
     }
 
@@ -175,16 +192,8 @@ mod tests {
     #[test]
     fn all_facilities_give_the_register_values_of_the_processor() {
         let all = Facilities::all();
-        assert_eq!(all.perf_capabilities(), Some(0x33c5));
         assert_eq!(all.debugctl_mask(), 0xffc3);
         assert_eq!(all.difference(Facilities::RTM).debugctl_mask(), 0x7fc3);
-    }
-
-    #[test]
-    fn perf_capabilities_without_pebs_is_3005() {
-        let profile = Facilities::all().difference(Facilities::PEBS);
-        assert_eq!(profile.perf_capabilities(), Some(0x3005));
-        assert_eq!(Facilities::KVM.perf_capabilities(), None);
     }
 
     #[test]

@@ -63,6 +63,7 @@ pub mod control;
 pub mod cpuid;
 pub mod debug;
 pub mod facility;
+pub mod model;
 pub mod msr;
 pub mod page_walk;
 pub mod pmu;

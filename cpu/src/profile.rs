@@ -14,30 +14,8 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-use crate::cpuid::CpuModel;
-use crate::facility::Facilities;
-
-/// Facilities by their names in profiles. `rdt` stands for several.
-const NAMES: &[(&str, Facilities)] = &[
-    ("x2apic", Facilities::X2APIC),
-    ("tsc-deadline", Facilities::TSC_DEADLINE),
-    ("tsc-adjust", Facilities::TSC_ADJUST),
-    ("rdtscp", Facilities::RDTSCP),
-    ("btf", Facilities::BTF),
-    ("lbr", Facilities::LBR),
-    ("bts", Facilities::BTS),
-    ("pmu", Facilities::PMU),
-    ("pebs", Facilities::PEBS),
-    ("rtm", Facilities::RTM),
-    ("rdt", Facilities::RDT),
-    ("cmt", Facilities::CMT),
-    ("mbm", Facilities::MBM),
-    ("l3cat", Facilities::L3CAT),
-    ("cdp", Facilities::CDP),
-    ("mba", Facilities::MBA),
-    ("l2cat", Facilities::L2CAT),
-    ("smm", Facilities::SMM),
-];
+use crate::facility::{self, Facilities, NAMES};
+use crate::model::CpuModel;
 
 /// Facilities that need another one.
 const NEEDS: &[(Facilities, Facilities)] = &[
@@ -46,18 +24,12 @@ const NEEDS: &[(Facilities, Facilities)] = &[
     (Facilities::CDP, Facilities::L3CAT),
 ];
 
-/// Facilities that are present only if a profile names them.
-const EXTRA: Facilities = Facilities::RTM
-    .union(Facilities::L2CAT)
-    .union(Facilities::PMU8)
-    .union(Facilities::SMM);
-
 /// A profile that cannot be used.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProfileError {
     /// The model does not exist.
-    #[error("no processor model `{0}`: choose skylake-server, portable-v1, portable-v2 or host")]
+    #[error("no processor model `{0}`: choose from {models}", models = models())]
     Model(String),
     /// A word is neither `+facility`, `-facility` nor `pmu=N`.
     #[error("`{0}` is not +FACILITY, -FACILITY, pmu=4 or pmu=8")]
@@ -79,6 +51,14 @@ pub enum ProfileError {
         /// The facility that is missing.
         needs: String,
     },
+    /// No processor of the model has the facility.
+    #[error("{model} has no {facility}: `hindsight cpu show {model}` lists its facilities")]
+    Lacks {
+        /// The model.
+        model: CpuModel,
+        /// The facility in the profile.
+        facility: String,
+    },
     /// The engine does not provide the facility.
     #[error("{0} needs the interpreter: --engine interp")]
     Unavailable(String),
@@ -93,24 +73,19 @@ fn names() -> String {
     names.join(", ")
 }
 
-/// The names of `facilities`, as profiles spell them.
-fn spell(facilities: Facilities) -> String {
-    let mut list: Vec<_> = NAMES
-        .iter()
-        .filter(|&&(name, facility)| name != "rdt" && facilities.contains(facility))
-        .map(|&(name, _)| name)
-        .collect();
-    if facilities.contains(Facilities::PMU8) {
-        list.push("pmu=8");
-    }
-    list.join(" and ")
+/// All model names, for messages.
+fn models() -> String {
+    let names: Vec<_> = CpuModel::all().map(CpuModel::name).collect();
+    names.join(", ")
 }
 
-fn facility(name: &str) -> Result<Facilities, ProfileError> {
-    let found = NAMES.iter().find(|&&(known, _)| known == name);
-    found
-        .map(|&(_, facilities)| facilities)
-        .ok_or_else(|| ProfileError::Facility(quote(name)))
+/// The names of `facilities`, in a sentence.
+fn spell(facilities: Facilities) -> String {
+    facilities.names().join(" and ")
+}
+
+fn parse(name: &str) -> Result<Facilities, ProfileError> {
+    facility::parse_facility(name).ok_or_else(|| ProfileError::Facility(quote(name)))
 }
 
 /// The beginning of the user's text, escaped for a message.
@@ -203,7 +178,7 @@ impl CpuProfile {
 
     /// Adds or removes the facility of this name.
     fn change(&mut self, name: &str, add: bool) -> Result<(), ProfileError> {
-        let facility = facility(name)?;
+        let facility = parse(name)?;
         if self.with.union(self.without).intersects(facility) {
             return Err(ProfileError::Twice(quote(name)));
         }
@@ -238,7 +213,15 @@ impl CpuProfile {
         if !missing.is_empty() {
             return Err(ProfileError::Unavailable(spell(missing)));
         }
-        let default = available.difference(EXTRA);
+        let model = self.model.definition();
+        let foreign = self.with.difference(model.facilities | model.options);
+        if !foreign.is_empty() {
+            return Err(ProfileError::Lacks {
+                model: self.model,
+                facility: spell(foreign),
+            });
+        }
+        let default = available.intersection(model.facilities);
         let has = default.union(self.with).difference(self.without);
         for &(facility, needs) in NEEDS {
             if has.contains(facility) && !has.contains(needs) {
@@ -253,13 +236,7 @@ impl CpuProfile {
 }
 
 fn model(name: &str) -> Result<CpuModel, ProfileError> {
-    match name {
-        "skylake-server" => Ok(CpuModel::SkylakeServer),
-        "portable-v1" => Ok(CpuModel::PortableV1),
-        "portable-v2" => Ok(CpuModel::PortableV2),
-        "host" => Ok(CpuModel::Host),
-        _ => Err(ProfileError::Model(quote(name))),
-    }
+    CpuModel::from_name(name).ok_or_else(|| ProfileError::Model(quote(name)))
 }
 
 impl FromStr for CpuProfile {
@@ -359,7 +336,7 @@ mod tests {
         let word = |text: &str| Err(ProfileError::Word(text.into()));
         let rows = [
             ("", Err(ProfileError::Model(String::new()))),
-            ("skylake", Err(ProfileError::Model("skylake".into()))),
+            ("skylark", Err(ProfileError::Model("skylark".into()))),
             ("skylake-server,", word("")),
             ("skylake-server,pebs", word("pebs")),
             ("+avx1024", Err(ProfileError::Facility("avx1024".into()))),

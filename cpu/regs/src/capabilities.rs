@@ -71,14 +71,12 @@ bitflags! {
 
 /// Fields of IA32_PERF_CAPABILITIES. SDM Vol. 3B, "IA32_PERF_CAPABILITIES MSR Enumeration".
 pub mod perf {
-    /// LBR format 000101b: 64-bit addresses, flags and cycles in MSR_LBR_INFO_x.
-    pub const LBR_FORMAT_INFO: u64 = 5;
     /// PEBS records are taken after the eventing instruction.
     pub const PEBS_TRAP: u64 = 1 << 6;
     /// PEBS records hold architectural registers.
     pub const PEBS_ARCH_REG: u64 = 1 << 7;
-    /// PEBS record format 0011b.
-    pub const PEBS_FORMAT_3: u64 = 3 << 8;
+    /// First bit of the format of PEBS records, bits 11:8.
+    pub const PEBS_FORMAT_SHIFT: u32 = 8;
     /// IA32_DEBUGCTL.FREEZE_WHILE_SMM exists.
     pub const FREEZE_WHILE_SMM: u64 = 1 << 12;
     /// Counters can be written in full width through IA32_A_PMCx.
@@ -101,8 +99,8 @@ mod tests {
 
     #[test]
     fn perf_capabilities_fields_match_the_manual() {
-        let pebs = perf::PEBS_TRAP | perf::PEBS_ARCH_REG | perf::PEBS_FORMAT_3;
+        let pebs = perf::PEBS_TRAP | perf::PEBS_ARCH_REG | 3 << perf::PEBS_FORMAT_SHIFT;
         let counters = perf::FREEZE_WHILE_SMM | perf::FULL_WIDTH_WRITE;
-        assert_eq!(perf::LBR_FORMAT_INFO | pebs | counters, 0x33c5);
+        assert_eq!(5 | pebs | counters, 0x33c5);
     }
 }

@@ -2,7 +2,9 @@
 
 use hindsight_regs::branch::{CYC_CNT_MAX, LBR_DEPTH, LbrInfo, LbrSelect};
 
+use super::record_format::RecordFormat;
 use super::{Branch, BranchClass};
+use crate::model::LbrModel;
 use crate::uarch::predictor::PENALTY;
 
 /// One entry of the LBR stack: the values of its three MSRs.
@@ -14,10 +16,14 @@ pub(super) struct LbrEntry {
 }
 
 /// The LBR stack, its filter and the last exception record.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Lbr {
+    pub(super) format: RecordFormat,
+    /// Number of entries, a power of 2.
+    pub(super) depth: usize,
+    /// The first `depth` of these exist.
     pub(super) entries: [LbrEntry; LBR_DEPTH],
-    /// Index of the newest entry, 0 to 31.
+    /// Index of the newest entry, below `depth`.
     pub(super) tos: usize,
     pub(super) select: LbrSelect,
     /// From and to of the branch recorded last, also if it was popped: LER gets it.
@@ -57,10 +63,11 @@ const fn is_event(class: BranchClass) -> bool {
     )
 }
 
-/// Number of leading branches whose records later plain branches of the batch overwrite.
-fn overwritten(batch: &[Branch]) -> Option<usize> {
+/// Number of leading branches whose records in a stack of `depth` entries later plain branches of
+/// the batch overwrite.
+fn overwritten(batch: &[Branch], depth: usize) -> Option<usize> {
     let mut plain = batch.iter().enumerate().rev().filter(|(_, b)| is_plain(b));
-    Some(plain.nth(LBR_DEPTH)?.0 + 1)
+    Some(plain.nth(depth)?.0 + 1)
 }
 
 /// The set of classes that occur: bit n for class n.
@@ -92,12 +99,38 @@ const EVENTS: u32 = 1 << BranchClass::Exception as u32
     | 1 << BranchClass::SoftwareInterrupt as u32;
 
 impl Lbr {
+    pub(super) const fn new(model: &LbrModel, transactions: bool) -> Self {
+        debug_assert!(model.depth.is_power_of_two() && model.depth <= LBR_DEPTH);
+        let empty = LbrEntry {
+            from: 0,
+            to: 0,
+            info: 0,
+        };
+        Self {
+            format: RecordFormat::of(model, transactions),
+            depth: model.depth,
+            entries: [empty; LBR_DEPTH],
+            tos: 0,
+            select: LbrSelect::empty(),
+            last: (0, 0),
+            ler: (0, 0),
+            since: 0,
+            lost: 0,
+            in_transaction: false,
+        }
+    }
+
+    /// The index of an entry, modulo the number of entries.
+    pub(super) const fn wrap(&self, index: usize) -> usize {
+        index & (self.depth - 1) & (LBR_DEPTH - 1)
+    }
+
     /// Records all branches of a batch, in order.
     pub(super) fn record(&mut self, batch: &[Branch]) {
         let mut batch = batch;
         // Fast path: of a long batch only the last branches stay, unless LER needs an earlier one.
         if self.select.is_empty()
-            && let Some(at) = overwritten(batch)
+            && let Some(at) = overwritten(batch, self.depth)
         {
             let (old, new) = batch.split_at(at);
             let classes = classes(old);
@@ -124,7 +157,7 @@ impl Lbr {
 
     /// Accounts for branches whose `recorded` records will be overwritten; none is an event.
     fn skip(&mut self, old: &[Branch], recorded: usize) {
-        self.tos = (self.tos + recorded) % LBR_DEPTH;
+        self.tos = self.wrap(self.tos + recorded);
         let newest = old.iter().rposition(is_plain);
         if let Some(b) = newest.and_then(|at| old.get(at)) {
             (self.last, self.since, self.lost) = ((b.from, b.to), b.at, 0);
@@ -169,8 +202,8 @@ impl Lbr {
     }
 
     fn push(&mut self, branch: &Branch) {
-        debug_assert!(self.tos < LBR_DEPTH, "TOS indexes the stack");
-        self.tos = (self.tos + 1) % LBR_DEPTH;
+        debug_assert!(self.tos < self.depth, "TOS indexes the stack");
+        self.tos = self.wrap(self.tos + 1);
         let cycles = u64::from(branch.at.wrapping_sub(self.since)) + u64::from(self.lost);
         let mut flags = LbrInfo::empty();
         flags.set(LbrInfo::MISPRED, branch.mispredicted);
@@ -178,18 +211,20 @@ impl Lbr {
         flags.set(LbrInfo::TSX_ABORT, branch.class == BranchClass::Abort);
         (self.since, self.lost) = (branch.at, 0);
         self.last = (branch.from, branch.to);
+        let cycles = cycles.min(CYC_CNT_MAX);
+        let (from, info) = self.format.record(branch.from, flags, cycles);
         self.entries[self.tos] = LbrEntry {
-            from: branch.from,
+            from,
             to: branch.to,
-            info: flags.bits() | cycles.min(CYC_CNT_MAX),
+            info,
         };
     }
 
     /// Zeroes the newest entry and decrements TOS (rules LSEL-12 to LSEL-14).
     fn pop(&mut self, branch: &Branch) {
-        debug_assert!(self.tos < LBR_DEPTH, "TOS indexes the stack");
+        debug_assert!(self.tos < self.depth, "TOS indexes the stack");
         self.entries[self.tos] = LbrEntry::default();
-        self.tos = (self.tos + LBR_DEPTH - 1) % LBR_DEPTH;
+        self.tos = self.wrap(self.tos + self.depth - 1);
         (self.since, self.lost) = (branch.at, 0);
     }
 }

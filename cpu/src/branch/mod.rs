@@ -7,6 +7,7 @@
 
 pub mod bts;
 mod lbr;
+mod record_format;
 mod unit;
 
 pub use unit::{BranchState, BranchStateError, BranchUnit};

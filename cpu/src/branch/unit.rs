@@ -6,8 +6,10 @@ use hindsight_regs::vector::GpFault;
 use thiserror::Error;
 
 use super::lbr::{Lbr, LbrEntry};
+use super::record_format::RecordFormat;
 use super::{Branch, BtsConfig, Observe};
 use crate::facility::Facilities;
+use crate::model::{CpuModel, ModelDefinition};
 use crate::state::canonical;
 
 /// Saved state of a [`BranchUnit`]: the values of its MSRs, and its hidden state.
@@ -51,6 +53,7 @@ pub struct BranchStateError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BranchUnit {
     facilities: Facilities,
+    model: &'static ModelDefinition,
     debugctl: DebugCtl,
     ds_area: u64,
     lbr: Lbr,
@@ -82,13 +85,17 @@ fn entry_of(index: u32) -> Option<(usize, EntryField)> {
 const INFO_BITS: u64 = LbrInfo::all().bits() | CYC_CNT_MAX;
 
 impl BranchUnit {
-    /// Makes the unit in its state after RESET.
-    pub fn new(facilities: Facilities) -> Self {
+    /// Makes the unit of a model in its state after RESET.
+    pub fn new(facilities: Facilities, model: CpuModel) -> Self {
         Self {
             facilities,
+            model: model.definition(),
             debugctl: DebugCtl::empty(),
             ds_area: 0,
-            lbr: Lbr::default(),
+            lbr: Lbr::new(
+                &model.definition().lbr,
+                facilities.contains(Facilities::RTM),
+            ),
             frozen: false,
         }
     }
@@ -134,7 +141,7 @@ impl BranchUnit {
             regs::IA32_DEBUGCTL => self.debugctl = DebugCtl::from_bits_retain(value),
             regs::MSR_LBR_SELECT => self.lbr.select = LbrSelect::from_bits_retain(value),
             regs::MSR_LASTBRANCH_TOS => {
-                self.lbr.tos = usize::try_from(value).unwrap_or(0) % LBR_DEPTH;
+                self.lbr.tos = self.lbr.wrap(usize::try_from(value).unwrap_or(0));
             }
             regs::IA32_DS_AREA if canonical(value) => self.ds_area = value,
             regs::MSR_LER_FROM_LIP if canonical(value) => self.lbr.ler.0 = value,
@@ -146,7 +153,7 @@ impl BranchUnit {
                 Some((entry, EntryField::To)) if canonical(value) => {
                     self.lbr.entries[entry].to = value;
                 }
-                Some((entry, EntryField::From)) if canonical(value) => {
+                Some((entry, EntryField::From)) if self.lbr.format.accepts(value) => {
                     self.lbr.entries[entry].from = value;
                 }
                 _ => return Err(GpFault),
@@ -223,6 +230,11 @@ impl BranchUnit {
         self.debugctl.remove(tracing);
     }
 
+    /// Stops the LBR stack for a PMI by clearing IA32_DEBUGCTL.LBR, before perfmon version 4.
+    pub(crate) fn clear_lbr(&mut self) {
+        self.debugctl.remove(DebugCtl::LBR);
+    }
+
     /// Stops or restarts the LBR stack: IA32_PERF_GLOBAL_STATUS.LBR_FRZ.
     pub const fn set_frozen(&mut self, frozen: bool) {
         self.frozen = frozen;
@@ -265,15 +277,34 @@ impl BranchUnit {
         };
         let ctl = self.facilities.debugctl_mask();
         check("IA32_DEBUGCTL", state.debugctl, state.debugctl & !ctl == 0)?;
-        let select = LbrSelect::all().bits();
+        let limit = self.model.writable_bits(regs::MSR_LBR_SELECT);
+        let select = LbrSelect::all().bits() & limit.unwrap_or(u64::MAX);
         check("MSR_LBR_SELECT", state.select, state.select & !select == 0)?;
         let tos = usize::try_from(state.tos).unwrap_or(LBR_DEPTH);
-        check("MSR_LASTBRANCH_TOS", state.tos, tos < LBR_DEPTH)?;
+        check("MSR_LASTBRANCH_TOS", state.tos, tos < self.lbr.depth)?;
         check("IA32_DS_AREA", state.ds_area, canonical(state.ds_area))?;
-        for [from, to, info] in state.entries {
-            check("MSR_LASTBRANCH_FROM_IP", from, canonical(from))?;
-            check("MSR_LASTBRANCH_TO_IP", to, canonical(to))?;
-            check("MSR_LBR_INFO", info, info & !INFO_BITS == 0)?;
+        let info_bits = match self.lbr.format {
+            RecordFormat::Info => INFO_BITS,
+            _ => 0,
+        };
+        for (n, [from, to, info]) in state.entries.into_iter().enumerate() {
+            let exists = n < self.lbr.depth;
+            let possible = self.lbr.format.accepts_saved(from);
+            check(
+                "MSR_LASTBRANCH_FROM_IP",
+                from,
+                from == 0 || exists && possible,
+            )?;
+            check(
+                "MSR_LASTBRANCH_TO_IP",
+                to,
+                to == 0 || exists && canonical(to),
+            )?;
+            check(
+                "MSR_LBR_INFO",
+                info,
+                info & !info_bits == 0 && (exists || info == 0),
+            )?;
         }
         for address in state.last.into_iter().chain(state.ler) {
             check("last exception record", address, canonical(address))?;
@@ -292,6 +323,7 @@ impl BranchUnit {
             since: state.since,
             lost: state.lost,
             in_transaction: false,
+            ..self.lbr
         };
         Ok(())
     }

@@ -4,15 +4,13 @@ use hindsight_regs::cpuid::{Feature, LEAF_FREQUENCY, LEAF_HYPERVISOR, LEAF_TSC};
 use hindsight_regs::rdt;
 
 use super::{
-    CRYSTAL_HZ, CpuModel, CpuidConfig, CpuidLeaf, CpuidRegs, EXTENDED, MAX_BASIC, MAX_EXTENDED,
-    OSPKE, OSXSAVE, XSAVE_ALIGNED, XSAVE_LEGACY, crystal,
+    CRYSTAL_HZ, CpuModel, CpuidConfig, CpuidLeaf, CpuidRegs, EXTENDED, MAX_EXTENDED, OSPKE,
+    OSXSAVE, XSAVE_ALIGNED, XSAVE_LEGACY, crystal,
 };
 use crate::facility::Facilities;
+use crate::model::{FeatureWord, ModelDefinition};
 use crate::uarch::CacheGeometry;
 use crate::uarch::cache::LINE;
-
-/// CPUID.1:EAX of a first-generation Xeon Scalable processor.
-const SIGNATURE_SKYLAKE: u32 = 0x0005_0654;
 
 /// CPUID.1:ECX: the features of the debug store.
 pub(super) const ECX1_DS: u32 = Feature::DTES64.mask() | Feature::DS_CPL.mask();
@@ -24,14 +22,6 @@ const ECX1_NEVER: u32 = Feature::MONITOR.mask()
     | Feature::SDBG.mask()
     | 1 << 14
     | 1 << 18;
-/// SSE3, PCLMULQDQ, SSSE3, FMA, CX16, PCID, SSE4.1, SSE4.2, MOVBE, POPCNT, AES, XSAVE, AVX, F16C,
-/// RDRAND.
-const ECX1_SKYLAKE: u32 =
-    1 | 1 << 1 | 1 << 9 | 0b11 << 12 | 1 << 17 | 0b11 << 19 | 0b11 << 22 | 0b11 << 25 | 0b111 << 28;
-/// CX16, PCID, MOVBE, POPCNT, RDRAND.
-pub(super) const ECX1_PORTABLE: u32 = 1 << 13 | 1 << 17 | 0b11 << 22 | 1 << 30;
-/// CPUID.1:EDX: FPU to MMX and FXSR to SS without DS, ACPI, PSN: 0, 1 ... 17, 19, 23 to 27.
-pub(super) const EDX1_SKYLAKE: u32 = 0x0f8b_fbff;
 /// PSN, DS, ACPI, HTT, TM, PBE: decided by the configuration, or never reported.
 const EDX1_NEVER: u32 = 1 << 18 | Feature::DS.mask() | 1 << 22 | EDX1_HTT | 1 << 29 | 1 << 31;
 /// CPUID.1:EDX: more than one logical processor in the package.
@@ -41,24 +31,6 @@ const EDX1_HTT: u32 = 1 << 28;
 const EBX7_TSX: u32 = Feature::HLE.mask() | Feature::RTM.mask();
 /// SGX, MPX, PT: never reported.
 const EBX7_NEVER: u32 = 1 << 2 | 1 << 14 | Feature::PT.mask();
-/// FSGSBASE, BMI1, AVX2, FDP_EXCPTN_ONLY, SMEP, BMI2, ERMS, INVPCID, FCS/FDS deprecation, AVX512F,
-/// AVX512DQ, RDSEED, ADX, SMAP, CLFLUSHOPT, CLWB, AVX512CD, AVX512BW, AVX512VL.
-const EBX7_SKYLAKE: u32 = 1
-    | 1 << 3
-    | 0b111 << 5
-    | 0b111 << 8
-    | 1 << 13
-    | 0b11 << 16
-    | 0b111 << 18
-    | 0b11 << 23
-    | 1 << 28
-    | 0b11 << 30;
-/// FSGSBASE, SMEP, ERMS, INVPCID, RDSEED, ADX, SMAP, CLFLUSHOPT, CLWB.
-pub(super) const EBX7_PORTABLE: u32 = 1 | 1 << 7 | 0b11 << 9 | 0b111 << 18 | 0b11 << 23;
-/// CPUID.7.0:ECX: UMIP.
-pub(super) const ECX7_PORTABLE: u32 = Feature::UMIP.mask();
-/// UMIP, PKU.
-const ECX7_SKYLAKE: u32 = Feature::UMIP.mask() | Feature::PKU.mask();
 /// Features that change how guests see interrupts or memory: WAITPKG, CET, LA57, RDPID, bus-lock
 /// detection.
 const ECX7_NEVER: u32 = 1 << 5 | 1 << 7 | 1 << 16 | Feature::RDPID.mask() | 1 << 24;
@@ -66,43 +38,13 @@ const ECX7_NEVER: u32 = 1 << 5 | 1 << 7 | 1 << 16 | Feature::RDPID.mask() | 1 <<
 /// CPUID.7.0:EDX: IBRS and IBPB, STIBP, SSBD.
 const EDX7_SPEC_CTRL: u32 =
     Feature::SPEC_CTRL.mask() | Feature::STIBP.mask() | Feature::SSBD.mask();
-/// CPUID.7.0:EDX: what microcode brought to the model.
-const EDX7_SKYLAKE: u32 = EDX7_SPEC_CTRL | Feature::MD_CLEAR.mask() | Feature::L1D_FLUSH.mask();
+/// CPUID.7.0:EDX: controls of speculation that exist; others are never reported.
+const EDX7_CONTROLS: u32 = EDX7_SPEC_CTRL | Feature::MD_CLEAR.mask() | Feature::L1D_FLUSH.mask();
 
-/// CPUID.80000001H:EDX: SYSCALL, NX, 1-GiB pages, long mode.
-pub(super) const EDX_EXT_SKYLAKE: u32 =
-    Feature::SYSCALL.mask() | Feature::NX.mask() | 1 << 26 | Feature::LONG_MODE.mask();
-/// CPUID.80000001H:ECX: LAHF/SAHF, LZCNT, PREFETCHW.
-pub(super) const ECX_EXT_SKYLAKE: u32 = 1 | 1 << 5 | 1 << 8;
-
-/// Components of XCR0: x87, SSE, AVX, AVX-512 (three), PKRU.
-const XCR0_SKYLAKE: u64 = XCR0_AVX_AND_BELOW | XCR0_AVX512 | 1 << 9;
-const XCR0_AVX_AND_BELOW: u64 = 0b111;
+/// Components of XCR0: AVX, AVX-512 (three), x87 and SSE.
 const XCR0_AVX: u64 = 1 << 2;
 const XCR0_AVX512: u64 = 0b111 << 5;
 const XCR0_X87_AND_SSE: u64 = 0b11;
-
-/// Leaf 0AH without the number of general-purpose counters.
-///
-/// Version 4, counters of 48 bits, seven architectural events, three fixed counters of 48 bits.
-const LEAF_0A: CpuidRegs = [0x0730_0004, 0, 0, 0x603];
-
-/// The supported bits of one register, by model.
-#[derive(Clone, Copy)]
-struct ModelBits {
-    skylake: u32,
-    portable: u32,
-}
-
-impl ModelBits {
-    /// The same bits in all models that do not depend on the host.
-    const fn same(bits: u32) -> Self {
-        Self {
-            skylake: bits,
-            portable: bits,
-        }
-    }
-}
 
 /// Four bytes of an identification string, as CPUID returns them in a register.
 const fn text(bytes: &[u8; 4]) -> u32 {
@@ -116,6 +58,7 @@ pub(super) fn leaves(
 ) -> Vec<CpuidLeaf> {
     let mut builder = CpuidBuilder {
         config,
+        model: config.model.definition(),
         supported,
         leaves: Vec::new(),
     };
@@ -130,6 +73,7 @@ pub(super) fn leaves(
 
 struct CpuidBuilder<'a, F> {
     config: &'a CpuidConfig,
+    model: &'static ModelDefinition,
     supported: &'a F,
     leaves: Vec<CpuidLeaf>,
 }
@@ -167,11 +111,10 @@ impl<F: Fn(u32, u32) -> CpuidRegs> CpuidBuilder<'_, F> {
     }
 
     /// The bits of `supported` that the model has, or for the host model all but `never`.
-    fn offered(&self, supported: u32, bits: ModelBits, never: u32) -> u32 {
+    fn offered(&self, supported: u32, word: FeatureWord, never: u32) -> u32 {
         match self.config.model {
-            CpuModel::SkylakeServer | CpuModel::PortableV2 => supported & bits.skylake,
-            CpuModel::PortableV1 => supported & bits.portable,
             CpuModel::Host => supported & !never,
+            _ => supported & self.model.features.word(word),
         }
     }
 
@@ -182,17 +125,19 @@ impl<F: Fn(u32, u32) -> CpuidRegs> CpuidBuilder<'_, F> {
             let [_, ebx, ecx, edx] = (self.supported)(0, 0);
             [ebx, ecx, edx]
         };
-        self.push(0, [MAX_BASIC, vendor[0], vendor[1], vendor[2]]);
+        self.push(0, [self.model.max_leaf, vendor[0], vendor[1], vendor[2]]);
         self.push(1, self.leaf_1());
         self.push(2, [0x7603_6301, 0x00f0_b5ff, 0, 0x00c3_0000]);
         self.caches();
         self.push(5, [0; 4]);
-        self.push(6, [1 << 2, 0, 0, 0]);
+        self.push(
+            6,
+            [self.model.features.word(FeatureWord::Leaf6Eax), 0, 0, 0],
+        );
         self.push_sub(7, 0, self.leaf_7());
         if self.has(Facilities::PMU) {
-            let [eax, ebx, ecx, edx] = LEAF_0A;
             let counters = self.config.facilities.gp_counters();
-            self.push(0xa, [eax | counters << 8, ebx, ecx, edx]);
+            self.push(0xa, self.model.leaf_0a(counters));
         }
         self.topology();
         self.xsave();
@@ -211,13 +156,9 @@ impl<F: Fn(u32, u32) -> CpuidRegs> CpuidBuilder<'_, F> {
             | Feature::PDCM.mask()
             | ECX1_DS
             | OSXSAVE;
-        let bits = ModelBits {
-            skylake: ECX1_SKYLAKE,
-            portable: ECX1_PORTABLE,
-        };
-        let mut ecx = self.offered(host[2], bits, ECX1_NEVER | decided);
+        let mut ecx = self.offered(host[2], FeatureWord::Leaf1Ecx, ECX1_NEVER | decided);
         ecx |= Feature::HYPERVISOR.mask();
-        let mut edx = self.offered(host[3], ModelBits::same(EDX1_SKYLAKE), EDX1_NEVER);
+        let mut edx = self.offered(host[3], FeatureWord::Leaf1Edx, EDX1_NEVER);
         for (facilities, bits) in [
             (Facilities::X2APIC, Feature::X2APIC.mask()),
             (Facilities::TSC_DEADLINE, Feature::TSC_DEADLINE.mask()),
@@ -237,7 +178,7 @@ impl<F: Fn(u32, u32) -> CpuidRegs> CpuidBuilder<'_, F> {
             edx |= EDX1_HTT;
         }
         let signature = if self.has_own_identity() {
-            SIGNATURE_SKYLAKE
+            self.model.signature
         } else {
             host[0]
         };
@@ -255,31 +196,21 @@ impl<F: Fn(u32, u32) -> CpuidRegs> CpuidBuilder<'_, F> {
             (Facilities::RTM, EBX7_TSX),
         ];
         let decided = facilities.iter().fold(0, |all, (_, bits)| all | bits);
-        let bits = ModelBits {
-            skylake: EBX7_SKYLAKE,
-            portable: EBX7_PORTABLE,
-        };
-        let mut ebx = self.offered(host[1], bits, EBX7_NEVER | decided);
+        let mut ebx = self.offered(host[1], FeatureWord::Leaf7Ebx, EBX7_NEVER | decided);
         for (facilities, bits) in facilities {
             if self.has_any(facilities) {
                 ebx |= bits;
             }
         }
-        let bits = ModelBits {
-            skylake: ECX7_SKYLAKE,
-            portable: ECX7_PORTABLE,
-        };
-        let ecx = self.offered(host[2], bits, ECX7_NEVER | OSPKE);
-        let bits = ModelBits {
-            skylake: EDX7_SKYLAKE,
-            portable: 0,
-        };
-        let mut edx = self.offered(host[3], bits, !EDX7_SKYLAKE);
+        let ecx = self.offered(host[2], FeatureWord::Leaf7Ecx, ECX7_NEVER | OSPKE);
+        let mut edx = self.offered(host[3], FeatureWord::Leaf7Edx, !EDX7_CONTROLS);
         if edx & EDX7_SPEC_CTRL != EDX7_SPEC_CTRL {
             // IA32_SPEC_CTRL has all of its bits, or does not exist.
             edx &= !EDX7_SPEC_CTRL;
         }
-        [0, ebx, ecx, edx | Feature::ARCH_CAPABILITIES.mask()]
+        // IA32_ARCH_CAPABILITIES is ours, whatever the engine says.
+        let own = self.model.features.word(FeatureWord::Leaf7Edx);
+        [0, ebx, ecx, edx | own & Feature::ARCH_CAPABILITIES.mask()]
     }
 
     /// Leaf 4: the caches of the cache model, with a shared L3 (rule CPU-24).
@@ -316,11 +247,12 @@ impl<F: Fn(u32, u32) -> CpuidRegs> CpuidBuilder<'_, F> {
         let low = u64::from(low);
         let xsave = supported(1, 0)[2] & Feature::XSAVE.mask() != 0
             && low & XCR0_X87_AND_SSE == XCR0_X87_AND_SSE;
-        if self.config.model == CpuModel::PortableV1 || !xsave {
+        let xcr0 = self.model.features.xcr0();
+        if xcr0 == 0 || !xsave {
             self.push_sub(0xd, 0, [0; 4]);
             return;
         }
-        let mut components = low & XCR0_SKYLAKE;
+        let mut components = low & xcr0;
         if components & XCR0_AVX == 0 || components & XCR0_AVX512 != XCR0_AVX512 {
             components &= !XCR0_AVX512;
         }
@@ -333,7 +265,8 @@ impl<F: Fn(u32, u32) -> CpuidRegs> CpuidBuilder<'_, F> {
         let components = u32::try_from(components).unwrap_or(0);
         self.push_sub(0xd, 0, [components, XSAVE_LEGACY, size, 0]);
         // XSAVEOPT, XSAVEC, XGETBV with ECX = 1; no XSAVES.
-        self.push_sub(0xd, 1, [supported(0xd, 1)[0] & 0b111, 0, 0, 0]);
+        let extended = supported(0xd, 1)[0] & self.model.features.word(FeatureWord::LeafDEax);
+        self.push_sub(0xd, 1, [extended, 0, 0, 0]);
     }
 
     /// `bit` if the processor has `facility`, otherwise 0.
@@ -381,12 +314,12 @@ impl<F: Fn(u32, u32) -> CpuidRegs> CpuidBuilder<'_, F> {
         self.push(EXTENDED, [MAX_EXTENDED, 0, 0, 0]);
         let [_, _, host_ecx, host_edx] = (self.supported)(0x8000_0001, 0);
         let rdtscp = Feature::RDTSCP.mask();
-        let mut edx = self.offered(host_edx, ModelBits::same(EDX_EXT_SKYLAKE), rdtscp);
+        let mut edx = self.offered(host_edx, FeatureWord::ExtendedEdx, rdtscp);
         if self.has(Facilities::RDTSCP) {
             edx |= rdtscp;
         }
         // The host's SVM, IBS, performance counters and the like are not provided.
-        let ecx = host_ecx & ECX_EXT_SKYLAKE;
+        let ecx = host_ecx & self.model.features.word(FeatureWord::ExtendedEcx);
         self.push(0x8000_0001, [0, 0, ecx, edx]);
         self.brand();
         self.push(0x8000_0006, [0, 0, 0x0100_6040, 0]);
@@ -398,15 +331,10 @@ impl<F: Fn(u32, u32) -> CpuidRegs> CpuidBuilder<'_, F> {
 
     /// Leaves 80000002H to 80000004H.
     fn brand(&mut self) {
-        let brand = match self.config.model {
-            CpuModel::PortableV1 => {
-                *b"Hindsight portable-v1 processor\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"
-            }
-            CpuModel::PortableV2 => {
-                *b"Hindsight portable-v2 processor\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"
-            }
-            _ => *b"Intel(R) Xeon(R) Gold 6140 CPU (Hindsight)\0\0\0\0\0\0",
-        };
+        let mut brand = [0; 48];
+        for (byte, from) in brand.iter_mut().zip(self.model.brand.bytes()) {
+            *byte = from;
+        }
         for (leaf, part) in (0x8000_0002..).zip(brand.chunks_exact(16)) {
             let word =
                 |n: usize| u32::from_le_bytes([part[n], part[n + 1], part[n + 2], part[n + 3]]);

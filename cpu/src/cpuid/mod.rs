@@ -8,58 +8,16 @@ mod crystal;
 #[cfg(test)]
 mod tests;
 
-use core::fmt;
-
 use hindsight_regs::cpuid::LEAF_HYPERVISOR;
 use hindsight_regs::cr::Cr4;
 
 use crate::facility::Facilities;
 
+pub use crate::model::CpuModel;
 pub use crystal::CRYSTAL_HZ;
 
 /// EAX, EBX, ECX, EDX.
 pub type CpuidRegs = [u32; 4];
-
-/// A processor model that a guest can be given.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[non_exhaustive]
-pub enum CpuModel {
-    /// First-generation Xeon Scalable, family 6 model 55H stepping 4.
-    #[default]
-    SkylakeServer,
-    /// What the interpreter executes with the same results on every host.
-    ///
-    /// It is x86-64 with SSE2, without XSAVE, with integer and system extensions. It is frozen: a
-    /// change is another model.
-    PortableV1,
-    /// The host's features, with our facilities in place of the host's.
-    Host,
-    /// `SkylakeServer` with AVX-512, which the interpreter executes with the same results on every
-    /// host.
-    ///
-    /// It is frozen: a change is another model.
-    PortableV2,
-}
-
-impl CpuModel {
-    /// Whether the model and its results are the same on every host.
-    pub const fn is_portable(self) -> bool {
-        matches!(self, Self::PortableV1 | Self::PortableV2)
-    }
-}
-
-impl fmt::Display for CpuModel {
-    /// The name that the command line uses.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::SkylakeServer => "skylake-server",
-            Self::PortableV1 => "portable-v1",
-            Self::Host => "host",
-            Self::PortableV2 => "portable-v2",
-        })
-    }
-}
 
 /// One row of the CPUID table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,7 +74,6 @@ pub struct CpuidTable {
     max_extended: u32,
 }
 
-const MAX_BASIC: u32 = 0x16;
 const MAX_EXTENDED: u32 = 0x8000_0008;
 /// First extended leaf.
 const EXTENDED: u32 = 0x8000_0000;
@@ -138,12 +95,14 @@ impl CpuidTable {
     /// sub-leaf.
     pub fn new(config: &CpuidConfig, supported: impl Fn(u32, u32) -> CpuidRegs) -> Self {
         debug_assert!(matches!(config.cpus, 1..=64), "1 to 64 processors");
+        let max_basic = config.model.definition().max_leaf;
         let mut leaves = build::leaves(config, &supported);
+        leaves.retain(|l| l.leaf <= max_basic || l.leaf >= LEAF_HYPERVISOR);
         leaves.sort_by_key(|l| (l.leaf, l.subleaf));
         Self {
             model: config.model,
             leaves,
-            max_basic: MAX_BASIC,
+            max_basic,
             max_extended: MAX_EXTENDED,
         }
     }
@@ -188,7 +147,8 @@ impl CpuidTable {
         });
         let Some(found) = found else { return [0; 4] };
         let mut regs = with_apic_id(found, apic_id);
-        match (leaf, subleaf) {
+        // A leaf above the highest one has the registers of another.
+        match (found.leaf, subleaf) {
             (1, _) if cr4 & Cr4::OSXSAVE.bits() != 0 => regs[2] |= OSXSAVE,
             (7, 0) if cr4 & Cr4::PKE.bits() != 0 => regs[2] |= OSPKE,
             (0xd, 0) => regs[1] = self.xsave_size(xcr0),

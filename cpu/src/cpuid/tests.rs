@@ -1,9 +1,6 @@
 use hindsight_regs::cpuid::Feature;
 
-use super::build::{
-    EBX7_PORTABLE, ECX_EXT_SKYLAKE, ECX1_DS, ECX1_PORTABLE, ECX7_PORTABLE, EDX_EXT_SKYLAKE,
-    EDX1_SKYLAKE,
-};
+use super::build::ECX1_DS;
 use super::*;
 
 fn config(facilities: Facilities) -> CpuidConfig {
@@ -72,9 +69,12 @@ fn portable_model_is_the_same_on_every_host_that_has_its_features() {
         _ => [u32::MAX; 4],
     });
     let poor = CpuidTable::new(&config, |leaf, subleaf| match (leaf, subleaf) {
-        (1, _) => [0, 0, ECX1_PORTABLE, EDX1_SKYLAKE],
-        (7, 0) => [0, EBX7_PORTABLE, ECX7_PORTABLE, 0],
-        (0x8000_0001, _) => [0, 0, ECX_EXT_SKYLAKE, EDX_EXT_SKYLAKE],
+        // CX16, PCID, MOVBE, POPCNT, RDRAND.
+        (1, _) => [0, 0, 0x40c2_2000, 0x0f8b_fbff],
+        // FSGSBASE, SMEP, ERMS, INVPCID, RDSEED, ADX, SMAP, CLFLUSHOPT, CLWB; UMIP.
+        (7, 0) => [0, 0x019c_0681, 1 << 2, 0],
+        // LAHF, LZCNT, PREFETCHW; SYSCALL, NX, 1-GiB pages, long mode.
+        (0x8000_0001, _) => [0, 0, 0x121, 0x2410_0800],
         (0x8000_0008, _) => [48 << 8 | 46, 0, 0, 0],
         _ => [0; 4],
     });
@@ -207,4 +207,117 @@ fn l3_size_is_a_multiple_of_the_monitoring_unit() {
     let bytes = ((ebx >> 22) + 1) * ((ebx & 0xfff) + 1) * (ecx + 1);
     assert_eq!(bytes, 73_728 * 352);
     assert_eq!((ebx >> 22) + 1, 11);
+}
+
+/// Leaf, sub-leaf and registers.
+type GoldenRow = (u32, u32, CpuidRegs);
+
+/// All rows of the default model with every facility that the interpreter has.
+#[rustfmt::skip]
+const SKYLAKE_SERVER: &[GoldenRow] = &[
+    (0x0, 0, [0x16, 0x756e_6547, 0x6c65_746e, 0x4965_6e69]),
+    (0x1, 0, [0x5_0654, 0x2_0800, 0xf7f8_b217, 0x1fab_fbff]),
+    (0x2, 0, [0x7603_6301, 0xf0_b5ff, 0x0, 0xc3_0000]),
+    (0x4, 0, [0x400_0121, 0x1c0_003f, 0x3f, 0x0]),
+    (0x4, 1, [0x400_0122, 0x1c0_003f, 0x3f, 0x0]),
+    (0x4, 2, [0x400_0143, 0x3c0_003f, 0x3ff, 0x0]),
+    (0x4, 3, [0x400_4163, 0x280_003f, 0x8fff, 0x4]),
+    (0x4, 4, [0x0, 0x0, 0x0, 0x0]),
+    (0x5, 0, [0x0, 0x0, 0x0, 0x0]),
+    (0x6, 0, [0x4, 0x0, 0x0, 0x0]),
+    (0x7, 0, [0x0, 0xd19f_bffb, 0xc, 0xbc00_0400]),
+    (0xa, 0, [0x730_0804, 0x0, 0x0, 0x603]),
+    (0xb, 0, [0x0, 0x1, 0x100, 0x0]),
+    (0xb, 1, [0x1, 0x2, 0x201, 0x0]),
+    (0xb, 2, [0x0, 0x0, 0x2, 0x0]),
+    (0xd, 0, [0x2e7, 0x240, 0xa88, 0x0]),
+    (0xd, 1, [0x7, 0x0, 0x0, 0x0]),
+    (0xd, 2, [0x100, 0x240, 0x0, 0x0]),
+    (0xd, 5, [0x40, 0x440, 0x0, 0x0]),
+    (0xd, 6, [0x200, 0x480, 0x0, 0x0]),
+    (0xd, 7, [0x400, 0x680, 0x0, 0x0]),
+    (0xd, 9, [0x8, 0xa80, 0x0, 0x0]),
+    (0xf, 0, [0x0, 0x8f, 0x0, 0x2]),
+    (0xf, 1, [0x0, 0x1_2000, 0x8f, 0x7]),
+    (0x10, 0, [0x0, 0xe, 0x0, 0x0]),
+    (0x10, 1, [0xa, 0x600, 0x4, 0xf]),
+    (0x10, 2, [0x7, 0x0, 0x4, 0x7]),
+    (0x10, 3, [0x59, 0x0, 0x4, 0x7]),
+    (0x15, 0, [0x1, 0x68, 0x17d_7840, 0x0]),
+    (0x16, 0, [0xa28, 0xa28, 0x64, 0x0]),
+    (0x4000_0000, 0, [0x4000_0000, 0x646e_6948, 0x6867_6973, 0x4d4d_5674]),
+    (0x8000_0000, 0, [0x8000_0008, 0x0, 0x0, 0x0]),
+    (0x8000_0001, 0, [0x0, 0x0, 0x121, 0x2c10_0800]),
+    (0x8000_0002, 0, [0x6574_6e49, 0x2952_286c, 0x6f65_5820, 0x2952_286e]),
+    (0x8000_0003, 0, [0x6c6f_4720, 0x3136_2064, 0x4320_3034, 0x2820_5550]),
+    (0x8000_0004, 0, [0x646e_6948, 0x6867_6973, 0x2974, 0x0]),
+    (0x8000_0006, 0, [0x0, 0x0, 0x100_6040, 0x0]),
+    (0x8000_0007, 0, [0x0, 0x0, 0x0, 0x100]),
+    (0x8000_0008, 0, [0x302e, 0x0, 0x0, 0x0]),
+];
+
+/// The rows in which the portable models differ.
+#[rustfmt::skip]
+const PORTABLE_V1: &[GoldenRow] = &[
+    (0x1, 0, [0x5_0654, 0x2_0800, 0xc1e0_a014, 0x1fab_fbff]),
+    (0x7, 0, [0x0, 0x19c_9e93, 0x4, 0x2000_0000]),
+    (0xd, 0, [0x0, 0x0, 0x0, 0x0]),
+    (0x8000_0002, 0, [0x646e_6948, 0x6867_6973, 0x6f70_2074, 0x6261_7472]),
+    (0x8000_0003, 0, [0x762d_656c, 0x7270_2031, 0x7365_636f, 0x72_6f73]),
+    (0x8000_0004, 0, [0x0, 0x0, 0x0, 0x0]),
+];
+#[rustfmt::skip]
+const PORTABLE_V2: &[GoldenRow] = &[
+    (0x8000_0002, 0, [0x646e_6948, 0x6867_6973, 0x6f70_2074, 0x6261_7472]),
+    (0x8000_0003, 0, [0x762d_656c, 0x7270_2032, 0x7365_636f, 0x72_6f73]),
+    (0x8000_0004, 0, [0x0, 0x0, 0x0, 0x0]),
+];
+
+#[test]
+fn first_models_are_frozen_to_the_bit() {
+    let rows = [
+        (CpuModel::SkylakeServer, &[][..]),
+        (CpuModel::PortableV1, PORTABLE_V1),
+        (CpuModel::PortableV2, PORTABLE_V2),
+    ];
+    for (model, own) in rows {
+        let config = CpuidConfig {
+            model,
+            ..config(Facilities::INTERP)
+        };
+        let table = CpuidTable::new(&config, interpreter);
+        let found: Vec<_> = table
+            .for_cpu(0)
+            .map(|l| (l.leaf, l.subleaf.unwrap_or(0), l.regs))
+            .collect();
+        // portable-v1 has no component of XSAVE.
+        let has = |row: &GoldenRow| row.0 != 0xd || row.1 == 0 || model != CpuModel::PortableV1;
+        let default = SKYLAKE_SERVER.iter().filter(|row| has(row));
+        let expected: Vec<_> = default
+            .map(|row| {
+                *own.iter()
+                    .find(|o| (o.0, o.1) == (row.0, row.1))
+                    .unwrap_or(row)
+            })
+            .collect();
+        assert_eq!(found, expected, "{model}");
+    }
+}
+
+/// What the interpreter executes on a host with SSE3 and SSSE3.
+fn interpreter(leaf: u32, subleaf: u32) -> CpuidRegs {
+    match (leaf, subleaf) {
+        (1, _) => [0, 0, 0x77f8_3203, 0x0f8b_fbff],
+        (7, 0) => [0, 0xd19f_27eb, 0x40_000c, 0x9c00_0400],
+        (0xd, 0) => [0x2e7, 576, 2696, 0],
+        (0xd, 1) => [0b111, 0, 0, 0],
+        (0xd, 2) => [256, 576, 0, 0],
+        (0xd, 5) => [64, 1088, 0, 0],
+        (0xd, 6) => [512, 1152, 0, 0],
+        (0xd, 7) => [1024, 1664, 0, 0],
+        (0xd, 9) => [8, 2688, 0, 0],
+        (0x8000_0001, _) => [0, 0, 0x121, 0x2c10_0800],
+        (0x8000_0008, _) => [48 << 8 | 46, 0, 0, 0],
+        _ => [0; 4],
+    }
 }

@@ -2,6 +2,7 @@
 
 use crate::cpuid::CpuidTable;
 use crate::facility::Facilities;
+use crate::model::CpuModel;
 
 /// The constants of a machine on which its MSRs depend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,10 +22,13 @@ pub struct MsrConfig {
     /// Whether the guest starts in firmware, which sets the MTRRs itself.
     #[cfg_attr(feature = "serde", serde(default))]
     pub firmware: bool,
+    /// The processor model.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub model: CpuModel,
 }
 
 impl MsrConfig {
-    /// The configuration of a processor with physical addresses of 46 bits, without controls of
+    /// The configuration of the default model with physical addresses of 46 bits, without controls of
     /// speculation, and without a branch predictor and caches.
     ///
     /// `tsc_hz` is the frequency of the TSC in Hz, not 0.
@@ -37,15 +41,18 @@ impl MsrConfig {
             speculation: 0,
             uarch: false,
             firmware: false,
+            model: CpuModel::SkylakeServer,
         }
     }
 
-    /// Sets the width of physical addresses and the controls of speculation, as CPUID shows them.
+    /// Sets the model, the width of physical addresses and the controls of speculation, as CPUID shows
+    /// them.
     #[must_use]
     pub fn with_cpuid(self, cpuid: &CpuidTable) -> Self {
         Self {
             physical_bits: cpuid.physical_bits(),
             speculation: cpuid.speculation(),
+            model: cpuid.model(),
             ..self
         }
     }

@@ -7,7 +7,7 @@ use hindsight_regs::vector::GpFault;
 use super::Msrs;
 use crate::branch::Observe;
 use crate::facility::Facilities;
-use crate::pmu::pebs::{PebsDue, PebsOutcome};
+use crate::pmu::pebs::{PebsDue, PebsOutcome, PebsRecords};
 use crate::pmu::{EngineCounting, EventTotals, PmiFreeze, Pmu, PmuNeeds};
 use crate::transaction::TransactionEvent;
 use crate::uarch::{CacheGeometry, Requester};
@@ -24,8 +24,9 @@ impl Msrs {
     /// [`Msrs::engine_counting`] says.
     #[must_use]
     pub fn sync_counters(&mut self, totals: &EventTotals) -> bool {
-        let pmi = self.pmu.sync(totals, self.freeze());
-        self.update_lbr_freeze();
+        let freeze = self.freeze();
+        let pmi = self.pmu.sync(totals, freeze);
+        self.freeze_lbrs(pmi, freeze);
         pmi
     }
 
@@ -99,6 +100,8 @@ impl Msrs {
         let record = (self.pmu.due() != 0 && self.suspended.is_none()).then(|| PebsDue {
             area: self.branch.ds_area(),
             counters: self.pmu.due(),
+            status: self.pmu.status(),
+            records: PebsRecords::of(self.config.model.definition().pebs.format),
             data: None,
         });
         EngineCounting {
@@ -146,16 +149,18 @@ impl Msrs {
     /// Completes a PEBS record that was stored or dropped. Returns whether it requests a PMI.
     #[must_use]
     pub fn pebs_record_done(&mut self, outcome: &PebsOutcome) -> bool {
-        let pmi = self.pmu.record_done(outcome, self.freeze());
-        self.update_lbr_freeze();
+        let freeze = self.freeze();
+        let pmi = self.pmu.record_done(outcome, freeze);
+        self.freeze_lbrs(pmi, freeze);
         pmi
     }
 
     /// Freezes what IA32_DEBUGCTL says when branch trace store requests a PMI (rules FRZ-01,
     /// BTS-12).
     pub fn bts_requests_pmi(&mut self) {
-        self.pmu.freeze(self.freeze());
-        self.update_lbr_freeze();
+        let freeze = self.freeze();
+        self.pmu.freeze(freeze);
+        self.freeze_lbrs(true, freeze);
     }
 
     /// RDPMC. SDM Vol. 2B, "RDPMC—Read Performance-Monitoring Counters".
@@ -173,6 +178,17 @@ impl Msrs {
     /// What a request for a PMI freezes, as IA32_DEBUGCTL says.
     fn freeze(&self) -> PmiFreeze {
         PmiFreeze::from_debugctl(self.branch.debugctl())
+    }
+
+    /// Stops the LBR stack if a PMI was requested and freezes it.
+    ///
+    /// From perfmon version 4 on a status bit does, before it the processor clears
+    /// IA32_DEBUGCTL.LBR. SDM Vol. 3B, "Freezing LBR and Performance Counters on PMI".
+    fn freeze_lbrs(&mut self, pmi: bool, freeze: PmiFreeze) {
+        self.update_lbr_freeze();
+        if pmi && freeze.lbrs && !self.pmu.freezes_by_status() {
+            self.branch.clear_lbr();
+        }
     }
 
     /// Stops or restarts the LBR stack as IA32_PERF_GLOBAL_STATUS.LBR_FRZ says.

@@ -146,12 +146,13 @@ impl Msrs {
         Self {
             config,
             tsc: Tsc::default(),
-            branch: BranchUnit::new(config.facilities),
+            branch: BranchUnit::new(config.facilities, config.model),
             pmu: Pmu::new(PmuConfig {
                 tsc_hz: config.tsc_hz,
                 pebs: config.facilities.contains(Facilities::PEBS),
                 uarch: config.uarch,
                 counters: config.facilities.gp_counters(),
+                model: config.model,
             }),
             rdt: Rdt::new(config.facilities, package),
             smis: 0,
@@ -202,7 +203,7 @@ impl Msrs {
         let Some(spec) = find(index) else {
             return RdmsrOutcome::Unclaimed;
         };
-        if !spec.is_present(&self.config) {
+        if !spec.is_present(index, &self.config) {
             return RdmsrOutcome::Fault;
         }
         match spec.owner {
@@ -226,7 +227,7 @@ impl Msrs {
         let Some(spec) = find(index) else {
             return WrmsrOutcome::Unclaimed;
         };
-        if !spec.is_present(&self.config) || !spec.accepts(value, &self.config) {
+        if !spec.is_present(index, &self.config) || !spec.accepts(index, value, &self.config) {
             return WrmsrOutcome::Fault;
         }
         match spec.owner {

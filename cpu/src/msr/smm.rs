@@ -78,7 +78,7 @@ impl Msrs {
         ];
         for (index, value) in saved {
             let spec = super::find(index);
-            let reserved = spec.map_or(u64::MAX, |spec| spec.reserved_bits(&self.config));
+            let reserved = spec.map_or(u64::MAX, |spec| spec.reserved_bits(index, &self.config));
             if let Some(value) = value.filter(|value| value & reserved != 0) {
                 return Err(MsrStateError::Value { index, value });
             }

@@ -105,7 +105,7 @@ impl Msrs {
         for &(index, value) in &state.stored {
             let spec = find(index).expect("the indices were compared above");
             let fixed = spec.read_only & (value ^ spec.reset_value(&self.config));
-            let reserved = value & !spec.read_only & spec.reserved_bits(&self.config);
+            let reserved = value & !spec.read_only & spec.reserved_bits(index, &self.config);
             if fixed != 0 || reserved != 0 || !(spec.valid)(value) {
                 return Err(MsrStateError::Value { index, value });
             }

@@ -153,14 +153,15 @@ impl MsrSpec {
         index >= self.index && index - self.index < self.count
     }
 
-    /// Whether a processor of this configuration has the MSR.
-    pub const fn is_present(&self, config: &MsrConfig) -> bool {
-        match self.presence {
+    /// Whether a processor of this configuration has MSR `index` of the row.
+    pub fn is_present(&self, index: u32, config: &MsrConfig) -> bool {
+        let facilities = match self.presence {
             Presence::Always => true,
             Presence::All(facilities) => config.facilities.contains(facilities),
             Presence::Any(facilities) => config.facilities.intersects(facilities),
             Presence::Speculation(bits) => config.speculation & bits == bits,
-        }
+        };
+        facilities && !config.model.definition().lacks_msr(index)
     }
 
     /// Value after RESET in this configuration.
@@ -173,23 +174,26 @@ impl MsrSpec {
         }
     }
 
-    /// The bits that raise #GP(0) when set, in this configuration.
-    pub const fn reserved_bits(&self, config: &MsrConfig) -> u64 {
-        match self.writes {
+    /// The bits of MSR `index` that raise #GP(0) when set, in this configuration.
+    pub fn reserved_bits(&self, index: u32, config: &MsrConfig) -> u64 {
+        let limit = config.model.definition().writable_bits(index);
+        let reserved = match self.writes {
             WritePolicy::Fault => u64::MAX,
             WritePolicy::Ignored => 0,
             WritePolicy::Bits { writable, with } => !(writable | config.facilities.bits_of(with)),
             WritePolicy::PageAddress(low) => !(low | page_address(config)),
-        }
+        };
+        reserved | !limit.unwrap_or(u64::MAX)
     }
 
-    /// Whether a write of `value` passes the checks that are common to all MSRs.
-    pub fn accepts(&self, value: u64, config: &MsrConfig) -> bool {
+    /// Whether a write of `value` to MSR `index` passes the checks that are common to all MSRs.
+    pub fn accepts(&self, index: u32, value: u64, config: &MsrConfig) -> bool {
         match self.writes {
             WritePolicy::Fault => false,
             WritePolicy::Ignored => true,
             WritePolicy::Bits { .. } | WritePolicy::PageAddress(_) => {
-                value & self.reserved_bits(config) & !self.read_only == 0 && (self.valid)(value)
+                value & self.reserved_bits(index, config) & !self.read_only == 0
+                    && (self.valid)(value)
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Tests of the routing and of single MSRs; those of all rows are in `table/tests.rs`.
 
 use super::*;
+use crate::model::CpuModel;
 use proptest::prelude::*;
 
 const NOW: Now = Now { ticks: 1_000 };
@@ -13,6 +14,7 @@ fn with(facilities: Facilities) -> Msrs {
         speculation: 0,
         uarch: true,
         firmware: false,
+        model: CpuModel::SkylakeServer,
     })
 }
 
@@ -477,6 +479,7 @@ fn controls_of_speculation_exist_as_cpuid_shows_them() {
             speculation,
             uarch: true,
             firmware: false,
+            model: CpuModel::SkylakeServer,
         })
     };
     let read = |msrs: &Msrs, index| msrs.read(index, NOW);

@@ -10,14 +10,18 @@ use super::counter::{ALL, GP, Pmu, bit};
 pub(crate) const SELECT: u64 = 0xffff_ffff & !EventSelect::PIN;
 /// The writable bits of IA32_FIXED_CTR_CTRL.
 pub(crate) const FIXED_CONTROL: u64 = 0xfff;
-/// The writable bits of IA32_PEBS_ENABLE.
+/// The writable bits of IA32_PEBS_ENABLE, in models without precise stores.
 pub(crate) const PEBS_ENABLE: u64 = 0xf_0000_000f;
+/// IA32_PEBS_ENABLE.PS_EN: counter 3 samples stores with their addresses.
+pub(crate) const PRECISE_STORE: u64 = 1 << 63;
 /// The writable bits of MSR_PEBS_LD_LAT_THRESHOLD.
 pub(crate) const LATENCY: u64 = 0xffff;
 /// The writable bits of MSR_PEBS_FRONTEND.
 pub(crate) const FRONTEND: u64 = 0x7f_ff17;
-/// The writable bits of MSR_OFFCORE_RSP_0 and 1 (rule MSR-40).
+/// The writable bits of MSR_OFFCORE_RSP_0 and 1 (rule MSR-40), unless the model has others.
 pub(crate) const OFFCORE: u64 = 0x3f_ffff_8fff;
+/// The bits of MSR_OFFCORE_RSP_0 and 1 that can be written in any model.
+pub(crate) const ANY_OFFCORE: u64 = 0x3f_ffff_ffff;
 
 /// An MSR of the unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,9 +5,10 @@ use hindsight_regs::pmu::{
     COUNTER_MASK, EventSelect, FIXED_COUNTERS, FixedControl, GP_COUNTERS, GP_COUNTERS_MAX, global,
 };
 
+use super::access;
 use super::events::{EventKinds, EventTotals, Rings};
-use super::selection::{PebsTiming, PmuEvent, SampledAccess};
-use crate::cpuid::CRYSTAL_HZ;
+use super::selection::{PRECISE_STORE, PebsTiming, PmuEvent, SampledAccess};
+use crate::model::{CpuModel, ModelDefinition};
 use crate::transaction::TransactionEvent;
 
 /// Number of general-purpose counters that a unit can have.
@@ -37,6 +38,8 @@ pub struct PmuConfig {
     pub uarch: bool,
     /// Number of general-purpose counters: 4 or 8.
     pub counters: u32,
+    /// The processor model, which has the events.
+    pub model: CpuModel,
 }
 
 impl PmuConfig {
@@ -92,6 +95,7 @@ pub(super) struct RunningCounter {
 #[derive(Clone, Debug)]
 pub struct Pmu {
     pub(super) config: PmuConfig,
+    pub(super) model: &'static ModelDefinition,
     /// 48 bits each.
     pub(super) values: [u64; ALL],
     pub(super) selects: [u64; GP],
@@ -124,6 +128,7 @@ impl Pmu {
         );
         Self {
             config,
+            model: config.model.definition(),
             values: [0; ALL],
             selects: [0; GP],
             fixed_control: 0,
@@ -214,7 +219,8 @@ impl Pmu {
         reason = "the crystal is slower than the TSC; what is lost counts modulo 2^64"
     )]
     fn crystal(&self, ticks: u64) -> u64 {
-        (u128::from(ticks) * u128::from(CRYSTAL_HZ) / u128::from(self.config.tsc_hz.max(1))) as u64
+        let hz = u128::from(self.model.reference_hz);
+        (u128::from(ticks) * hz / u128::from(self.config.tsc_hz.max(1))) as u64
     }
 
     /// Adds `new` events to a counter. Returns whether it requests a PMI.
@@ -249,13 +255,27 @@ impl Pmu {
     ///
     /// Rules FRZ-01, FRZ-02 and FRZ-07.
     pub fn freeze(&mut self, freeze: PmiFreeze) {
-        if freeze.counters {
-            self.status |= global::CTR_FRZ;
-        }
-        if freeze.lbrs {
-            self.status |= global::LBR_FRZ;
+        if self.freezes_by_status() {
+            if freeze.counters {
+                self.status |= global::CTR_FRZ;
+            }
+            if freeze.lbrs {
+                self.status |= global::LBR_FRZ;
+            }
+        } else if freeze.counters {
+            self.global_control = 0;
         }
         self.refresh();
+    }
+
+    /// Whether a freeze sets status bits, from version 4 on, and not clears enable bits.
+    pub(crate) fn freezes_by_status(&self) -> bool {
+        self.model.perfmon.version >= 4
+    }
+
+    /// IA32_PERF_GLOBAL_STATUS.
+    pub(crate) const fn status(&self) -> u64 {
+        self.status
     }
 
     /// Whether the LBR stack is frozen: IA32_PERF_GLOBAL_STATUS.LBR_FRZ.
@@ -299,10 +319,12 @@ impl Pmu {
         if !select.has(EventSelect::ENABLE) {
             return None;
         }
-        let mut event = PmuEvent::selected(select, counter, &self.offcore);
+        let mut event = PmuEvent::selected(select, counter, &self.offcore, self.model);
         if !self.config.uarch && event.kinds.intersects(EventKinds::MODELLED) {
             event = PmuEvent::default();
         }
+        let of_store = (select.event(), select.umask()) == PRECISE_STORE;
+        let has_data = !of_store || self.pebs_enable & access::PRECISE_STORE != 0;
         let pebs = self.pebs_enable >> counter & 1 != 0 && !select.has(EventSelect::ANY_THREAD);
         Some(RunningCounter {
             event,
@@ -312,7 +334,7 @@ impl Pmu {
             },
             interrupts: select.has(EventSelect::INT),
             precise: event.precise.filter(|_| pebs),
-            data: event.data.filter(|_| pebs),
+            data: event.data.filter(|_| pebs && has_data),
             in_tx: select.has(EventSelect::IN_TX),
             in_txcp: select.has(EventSelect::IN_TXCP),
         })

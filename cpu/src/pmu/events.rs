@@ -9,7 +9,8 @@ use crate::transaction::{AbortCause, TransactionEvent};
 ///
 /// Every branch instruction is one of the six kinds of branches, and also an
 /// [`EventKind::Instruction`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
 #[repr(u8)]
 pub enum EventKind {
     /// An instruction retired; a repeated string instruction once, when it completes.

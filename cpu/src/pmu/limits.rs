@@ -248,14 +248,16 @@ impl Pmu {
                 COUNTER_MASK + 1 - self.values[counter]
             };
             debug_assert!(left != 0, "an engine can execute at least one event");
-            limits.tighten(source, left, self.config.tsc_hz);
+            let ratio = self.config.tsc_hz / u64::from(self.model.reference_hz);
+            limits.tighten(source, left, ratio);
         }
         limits
     }
 }
 
 impl PmuLimits {
-    fn tighten(&mut self, source: &RunningCounter, left: u64, tsc_hz: u64) {
+    /// `ratio` is the number of ticks of the TSC in one of the reference clock.
+    fn tighten(&mut self, source: &RunningCounter, left: u64, ratio: u64) {
         let kinds = source.event.kinds;
         if kinds.intersects(EventKinds::INSTRUCTIONS) {
             self.instructions.tighten(source, left);
@@ -267,7 +269,6 @@ impl PmuLimits {
             self.accesses.tighten(source, left);
         }
         if kinds.intersects(EventKinds::CYCLES) {
-            let ratio = tsc_hz / u64::from(crate::cpuid::CRYSTAL_HZ);
             let ticks = if source.event.crystal {
                 // The first crystal tick may be due at once; the others take at least `ratio` each.
                 (left - 1).saturating_mul(ratio).max(1)

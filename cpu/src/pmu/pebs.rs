@@ -1,4 +1,4 @@
-//! PEBS: the record of format 3, and the buffer in guest memory.
+//! PEBS: the records of formats 1 to 3, and the buffer in guest memory.
 //!
 //! SDM Vol. 3B, "Processor Event Based Sampling (PEBS)" and "Debug Store (DS) Mechanism".
 
@@ -9,8 +9,34 @@ use super::counter::{PEBS, PmiFreeze, Pmu, bit};
 use super::selection::SampledAccess;
 use crate::branch::bts::DsMemory;
 
-/// Words of a record.
+/// Words of the longest record, that of format 3.
 const WORDS: usize = layout::RECORD / 8;
+
+/// The records of a model: those of older formats are a prefix of format 3.
+///
+/// SDM Vol. 3B, tables "PEBS Record Format" of each generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PebsRecords {
+    /// Bytes of a record.
+    bytes: usize,
+    /// The field at 90H is IA32_PERF_GLOBAL_STATUS, and not the counters that overflowed.
+    global_status: bool,
+}
+
+impl PebsRecords {
+    /// The records of this format: IA32_PERF_CAPABILITIES bits 11:8.
+    pub const fn of(format: u8) -> Self {
+        let bytes = match format {
+            1 => layout::record::EVENTING_RIP,
+            2 => layout::record::TSC,
+            _ => layout::RECORD,
+        };
+        Self {
+            bytes,
+            global_status: format < 3,
+        }
+    }
+}
 
 /// State of the processor after the eventing instruction, for a PEBS record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,8 +77,8 @@ const ORDER: [usize; 16] = [0, 3, 1, 2, 6, 7, 5, 4, 8, 9, 10, 11, 12, 13, 14, 15
 const RFLAGS: u64 = Rflags::all().bits();
 
 impl PebsSample {
-    /// The record for the counters in `counters` (bit n for counter n) and this data.
-    pub fn record(&self, counters: u8, data: Option<PebsData>) -> [u64; WORDS] {
+    /// The record of format 3 with this value of the field at 90H and this data.
+    pub fn record(&self, counters: u64, data: Option<PebsData>) -> [u64; WORDS] {
         use layout::record as at;
         let mut record = [0; WORDS];
         let mask = if self.long { u64::MAX } else { 0xffff_ffff };
@@ -63,7 +89,7 @@ impl PebsSample {
                 record[at::REGISTERS / 8 + position] = self.gpr[register] & mask;
             }
         }
-        record[at::COUNTERS / 8] = counters.into();
+        record[at::COUNTERS / 8] = counters;
         let data = data.unwrap_or_default();
         record[at::ADDRESS / 8] = data.address;
         record[at::SOURCE / 8] = data.source;
@@ -82,6 +108,10 @@ pub struct PebsDue {
     pub area: u64,
     /// The counters that overflowed: bit n for counter n.
     pub counters: u8,
+    /// IA32_PERF_GLOBAL_STATUS.
+    pub status: u64,
+    /// The format of the record.
+    pub records: PebsRecords,
     /// The data that it describes.
     pub data: Option<PebsData>,
 }
@@ -118,10 +148,15 @@ fn try_store(
         at_threshold: false,
         reset: Some(reset),
     };
-    let end = index.checked_add(layout::RECORD as u64);
+    let end = index.checked_add(due.records.bytes as u64);
     if let Some(end) = end.filter(|&end| end <= maximum) {
-        let record = sample.record(due.counters, due.data);
-        if !memory.writable(at(layout::INDEX)) || !memory.write(index, &record) {
+        let counters = match due.records.global_status {
+            true => due.status,
+            false => due.counters.into(),
+        };
+        let record = sample.record(counters, due.data);
+        let record = &record[..due.records.bytes / 8];
+        if !memory.writable(at(layout::INDEX)) || !memory.write(index, record) {
             return None;
         }
         if !memory.write(at(layout::INDEX), &[end]) {

@@ -1,11 +1,12 @@
 //! What an event selection counts: the encodings of the processor's events.
 //!
-//! SDM Vol. 3B, "Pre-defined Architectural Performance Events", and the event list of
-//! first-generation Xeon Scalable processors.
+//! SDM Vol. 3B, "Pre-defined Architectural Performance Events". The event table is part of the
+//! model's file ([`crate::model`]).
 
 use hindsight_regs::pmu::EventSelect;
 
 use super::events::{EventKind, EventKinds};
+use crate::model::ModelDefinition;
 
 /// The instruction at which the PEBS record of an overflowed counter is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +18,8 @@ pub enum PebsTiming {
 }
 
 /// The access of an instruction whose address a PEBS record holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum SampledAccess {
     /// The load.
     Load,
@@ -56,110 +58,51 @@ impl PmuEvent {
         }
     }
 
-    const fn with_data(kinds: &[EventKind], data: SampledAccess) -> Self {
+    /// An event of a model's table.
+    pub(crate) fn new(
+        kinds: EventKinds,
+        crystal: bool,
+        precise: bool,
+        data: Option<SampledAccess>,
+    ) -> Self {
         Self {
-            data: Some(data),
-            ..Self::precise(EventKinds::of(kinds), PebsTiming::Next)
+            kinds,
+            crystal,
+            precise: precise.then_some(PebsTiming::Next),
+            data,
         }
     }
 }
 
-/// A row of the event table: event select, unit mask, and what they count.
-type EventRow = (u8, u8, PmuEvent);
-
-/// The events that count something (rules EVT-01 to EVT-12); all others count nothing (EVT-09).
-#[rustfmt::skip]
-const EVENTS: &[EventRow] = {
-    use EventKind as K;
-    const fn plain(event: u8, umask: u8, kind: EventKind) -> EventRow {
-        (event, umask, PmuEvent::plain(EventKinds::of(&[kind])))
-    }
-    const fn precise(event: u8, umask: u8, kinds: EventKinds) -> EventRow {
-        (event, umask, PmuEvent::precise(kinds, PebsTiming::Next))
-    }
-    const fn load(event: u8, umask: u8, kinds: &[EventKind]) -> EventRow {
-        (event, umask, PmuEvent::with_data(kinds, SampledAccess::Load))
-    }
-    const fn store(umask: u8, kind: EventKind) -> EventRow {
-        (0xd0, umask, PmuEvent::with_data(&[kind], SampledAccess::Store))
-    }
-    const CRYSTAL: PmuEvent = PmuEvent { crystal: true, ..PmuEvent::plain(EventKinds::CYCLES) };
-    &[
-        // CPU_CLK_UNHALTED
-        plain(0x3c, 0x00, K::Cycle),
-        (0x3c, 0x01, CRYSTAL),
-        // INST_RETIRED
-        precise(0xc0, 0x00, EventKinds::INSTRUCTIONS),
-        // BR_INST_RETIRED
-        precise(0xc4, 0x00, EventKinds::BRANCHES),
-        precise(0xc4, 0x01, EventKinds::CONDITIONAL),
-        precise(0xc4, 0x02, EventKinds::of(&[K::Call])),
-        precise(0xc4, 0x04, EventKinds::BRANCHES),
-        precise(0xc4, 0x08, EventKinds::of(&[K::Return])),
-        precise(0xc4, 0x10, EventKinds::of(&[K::NotTaken])),
-        precise(0xc4, 0x20, EventKinds::NEAR_TAKEN),
-        precise(0xc4, 0x40, EventKinds::of(&[K::Far])),
-        // LONGEST_LAT_CACHE
-        plain(0x2e, 0x4f, K::LlcReference),
-        plain(0x2e, 0x41, K::LlcMiss),
-        // L1D.REPLACEMENT
-        plain(0x51, 0x01, K::L1Replacement),
-        // BR_MISP_RETIRED
-        precise(0xc5, 0x00, EventKinds::MISPREDICTED),
-        precise(0xc5, 0x01, EventKinds::of(&[K::MispredictedTaken, K::MispredictedNotTaken])),
-        precise(0xc5, 0x02, EventKinds::of(&[K::MispredictedCall])),
-        precise(0xc5, 0x04, EventKinds::MISPREDICTED),
-        precise(0xc5, 0x20, EventKinds::MISPREDICTED_TAKEN),
-        // MEM_TRANS_RETIRED, MEM_INST_RETIRED, MEM_LOAD_RETIRED
-        load(0xcd, 0x01, &[K::LateLoad]),
-        load(0xd0, 0x21, &[K::LockedLoad]),
-        store(0x22, K::LockedStore),
-        load(0xd0, 0x41, &[K::SplitLoad]),
-        store(0x42, K::SplitStore),
-        load(0xd0, 0x81, &[K::Load]),
-        store(0x82, K::Store),
-        load(0xd1, 0x01, &[K::LoadL1]),
-        load(0xd1, 0x02, &[K::LoadL2]),
-        load(0xd1, 0x04, &[K::LoadL3]),
-        load(0xd1, 0x08, &[K::LoadL2, K::LoadL3, K::LoadMemory]),
-        load(0xd1, 0x10, &[K::LoadL3, K::LoadMemory]),
-        load(0xd1, 0x20, &[K::LoadMemory]),
-        // RTM_RETIRED, TX_MEM
-        plain(0xc9, 0x01, K::RtmStart),
-        plain(0xc9, 0x02, K::RtmCommit),
-        precise(0xc9, 0x04, EventKinds::of(&[K::RtmAbort])),
-        plain(0x54, 0x01, K::RtmConflict),
-        plain(0x54, 0x02, K::RtmCapacity),
-    ]
-};
-
-/// What MSR_OFFCORE_RSP_x selects of the requests to the L3.
+/// A row of a model's event table (rules EVT-01 to EVT-12).
 ///
-/// SDM Vol. 3B, "Off-core Response Performance Monitoring", and the event list of first-generation
-/// Xeon Scalable processors. There are no prefetches and no other sockets, and no request is snooped
-/// in another core.
+/// Selections without a row count nothing (rule EVT-09).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventRow {
+    /// The name in the manual.
+    pub name: String,
+    /// Event select and unit mask.
+    pub select: (u8, u8),
+    /// What a counter counts.
+    pub event: PmuEvent,
+}
+
+/// The requests that MSR_OFFCORE_RSP_x selects. What it selects of the responses depends on the model.
 mod offcore {
     pub(super) const DATA_READ: u64 = 1 << 0;
     pub(super) const OWNERSHIP: u64 = 1 << 1;
     pub(super) const CODE_READ: u64 = 1 << 2;
-    /// All responses; the other bits of the response do not matter.
-    pub(super) const ANY_RESPONSE: u64 = 1 << 16;
-    /// The L3 had the line: in the states M, E, S and F.
-    pub(super) const L3_HIT: u64 = 0xf << 18;
-    /// Memory of this socket had it.
-    pub(super) const LOCAL_MEMORY: u64 = 1 << 26;
-    /// The results of snoops: none was needed for any of these requests.
-    pub(super) const NO_SNOOP: u64 = 0b11 << 31;
 }
 
 /// The kinds that offcore response events count with this MSR_OFFCORE_RSP_x.
-fn offcore_kinds(select: u64) -> EventKinds {
+fn offcore_kinds(select: u64, model: &ModelDefinition) -> EventKinds {
     use EventKind as K;
     let has = |bits| select & bits != 0;
-    let any = has(offcore::ANY_RESPONSE);
-    let snooped = has(offcore::NO_SNOOP);
-    let hit = any || has(offcore::L3_HIT) && snooped;
-    let miss = any || has(offcore::LOCAL_MEMORY) && snooped;
+    let responses = &model.offcore;
+    let any = has(responses.any);
+    let snooped = responses.no_snoop == 0 || has(responses.no_snoop);
+    let hit = any || has(responses.hit) && snooped;
+    let miss = any || has(responses.memory) && snooped;
     let requests = [
         (offcore::DATA_READ, K::OffcoreReadHit, K::OffcoreReadMiss),
         (offcore::OWNERSHIP, K::OffcoreOwnHit, K::OffcoreOwnMiss),
@@ -178,15 +121,28 @@ fn offcore_kinds(select: u64) -> EventKinds {
 
 /// The counter that has INST_RETIRED.PREC_DIST, C0H/01H.
 const PREC_DIST_COUNTER: usize = 1;
+/// MEM_TRANS_RETIRED.PRECISE_STORE of Sandy Bridge and Ivy Bridge.
+pub(super) const PRECISE_STORE: (u8, u8) = (0xcd, 0x02);
+/// The counter that has it.
+const PRECISE_STORE_COUNTER: usize = 3;
 /// The counter mask with which perf selects cycles: more than can retire in one cycle.
 const ALL_CYCLES_MASK: u8 = 0x10;
 
 impl PmuEvent {
     /// What general-purpose counter `counter` counts with this selection, once it is enabled.
     ///
-    /// `offcore` is MSR_OFFCORE_RSP_0 and 1.
-    pub fn selected(select: EventSelect, counter: usize, offcore: &[u64; 2]) -> Self {
-        let (event, umask) = (select.event(), select.umask());
+    /// `offcore` is MSR_OFFCORE_RSP_0 and 1, and `model` has the event table.
+    pub fn selected(
+        select: EventSelect,
+        counter: usize,
+        offcore: &[u64; 2],
+        model: &ModelDefinition,
+    ) -> Self {
+        let (event, umask) = match (select.event(), select.umask()) {
+            // Before Sandy Bridge, both masks select INST_RETIRED.ANY_P.
+            (0xc0, 0x01) if !model.has_prec_dist() => (0xc0, 0x00),
+            selected => selected,
+        };
         let instructions =
             event == 0xc0 && (umask == 0x00 || (umask == 0x01 && counter == PREC_DIST_COUNTER));
         let edge = select.has(EventSelect::EDGE);
@@ -197,14 +153,26 @@ impl PmuEvent {
                 Self::precise(EventKinds::INSTRUCTIONS, PebsTiming::Here)
             }
             // OFFCORE_RESPONSE (rule EVT-15).
-            (0, false) if (event, umask) == (0xb7, 0x01) => Self::plain(offcore_kinds(offcore[0])),
-            (0, false) if (event, umask) == (0xbb, 0x01) => Self::plain(offcore_kinds(offcore[1])),
-            (0, false) => EVENTS
+            (0, false) if (event, umask) == (0xb7, 0x01) => {
+                Self::plain(offcore_kinds(offcore[0], model))
+            }
+            (0, false) if (event, umask) == (0xbb, 0x01) => {
+                Self::plain(offcore_kinds(offcore[1], model))
+            }
+            // MEM_TRANS_RETIRED.PRECISE_STORE exists in one counter.
+            (0, false) if (event, umask) == PRECISE_STORE && counter != PRECISE_STORE_COUNTER => {
+                Self::default()
+            }
+            (0, false) => model
+                .events
                 .iter()
-                .find(|row| (row.0, row.1) == (event, umask))
-                .map_or_else(Self::default, |row| row.2),
+                .find(|row| row.select == (event, umask))
+                .map_or_else(Self::default, |row| row.event),
             // Fewer than 16 instructions retire in every cycle (rule EVT-10).
-            (ALL_CYCLES_MASK, false) if instructions && inverted => {
+            (ALL_CYCLES_MASK, false)
+                if inverted
+                    && (instructions || model.perfmon.cycle_event == Some((event, umask))) =>
+            {
                 Self::precise(EventKinds::CYCLES, PebsTiming::Here)
             }
             // The edges of "not halted" (rule EVT-11).

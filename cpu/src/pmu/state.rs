@@ -3,7 +3,9 @@
 use hindsight_regs::pmu::{COUNTER_MASK, EventSelect, global};
 use thiserror::Error;
 
-use super::access::{FIXED_CONTROL, FRONTEND, LATENCY, OFFCORE, PEBS_ENABLE, SELECT};
+use super::access::{
+    ANY_OFFCORE, FIXED_CONTROL, FRONTEND, LATENCY, PEBS_ENABLE, PRECISE_STORE, SELECT,
+};
 use super::counter::{ALL, GP, Pmu};
 use super::events::EventTotals;
 
@@ -77,7 +79,11 @@ impl Pmu {
     ///
     /// Names the first register that cannot have its value.
     pub fn check(&self, state: &PmuState) -> Result<(), PmuStateError> {
-        let pebs = if self.config.pebs { PEBS_ENABLE } else { 0 };
+        let pebs = match (self.config.pebs, self.model.pebs.precise_store) {
+            (true, true) => PEBS_ENABLE | PRECISE_STORE,
+            (true, false) => PEBS_ENABLE,
+            (false, _) => 0,
+        };
         let check = |register, value: u64, mask: u64| {
             if value & !mask == 0 {
                 Ok(())
@@ -101,7 +107,7 @@ impl Pmu {
         check("load latency threshold", state.latency_threshold, LATENCY)?;
         check("PEBS front end", state.frontend, FRONTEND)?;
         for value in state.offcore {
-            check("offcore response", value, OFFCORE)?;
+            check("offcore response", value, ANY_OFFCORE)?;
         }
         check(
             "set of overflowed PEBS counters",

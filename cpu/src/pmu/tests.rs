@@ -2,9 +2,10 @@ use super::events::EventKind::{
     Call, Cycle, Far, Instruction, Jump, Load, NotTaken, Return, Store,
 };
 use super::events::EventKind::{TakenConditional, Wake};
-use super::pebs::{PebsDue, PebsSample};
+use super::pebs::{PebsDue, PebsRecords, PebsSample};
 use super::*;
 use crate::branch::bts::DsMemory;
+use crate::model::CpuModel;
 use hindsight_regs::msr as regs;
 use hindsight_regs::pmu::{EventSelect, global};
 use hindsight_regs::vector::GpFault;
@@ -38,6 +39,7 @@ impl Rig {
                 pebs: true,
                 uarch: true,
                 counters: 4,
+                model: CpuModel::SkylakeServer,
             }),
             totals: EventTotals::default(),
             freeze: PmiFreeze::default(),
@@ -83,6 +85,8 @@ impl Rig {
             ..PebsSample::default()
         };
         let due = PebsDue {
+            status: self.pmu.status(),
+            records: PebsRecords::of(self.pmu.config.model.definition().pebs.format),
             area: AREA,
             counters: self.pmu.due(),
             data: None,

@@ -47,15 +47,23 @@ pub(super) fn lbr(debugger: &mut Debugger, arguments: &[&str]) -> CommandReply {
         let _ = writeln!(text, "before the last exception: {from:#x} -> {to:#x}");
     }
     let mut empty = true;
+    let cpu = debugger.selected;
+    // Models before format 5 have half of the entries.
+    let depth = match debugger.read_msr(cpu, msr::MSR_LBR_INFO_0)? {
+        Some(_) => LBR_DEPTH as u64,
+        None => LBR_DEPTH as u64 / 2,
+    };
     // The newest record first.
-    for age in 0..LBR_DEPTH as u64 {
-        let entry = u32::try_from(tos.wrapping_sub(age) % LBR_DEPTH as u64).unwrap_or(0);
+    for age in 0..depth {
+        let entry = u32::try_from(tos.wrapping_sub(age) % depth).unwrap_or(0);
         let from = read(debugger, msr::MSR_LASTBRANCH_0_FROM_IP + entry)?;
         let to = read(debugger, msr::MSR_LASTBRANCH_0_TO_IP + entry)?;
-        let info = read(debugger, msr::MSR_LBR_INFO_0 + entry)?;
-        if (from, to, info) != (0, 0, 0) {
+        // Before format 5 there is no such MSR, and FROM has the flags.
+        let info = debugger.read_msr(cpu, msr::MSR_LBR_INFO_0 + entry)?;
+        if (from, to, info.unwrap_or(0)) != (0, 0, 0) {
             empty = false;
-            let _ = writeln!(text, "{entry:2} {from:#x} -> {to:#x}  {}", details(info));
+            let details = info.map_or_else(String::new, |info| format!("  {}", details(info)));
+            let _ = writeln!(text, "{entry:2} {from:#x} -> {to:#x}{details}");
         }
     }
     if empty {

@@ -8,6 +8,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use signal_hook::consts::SIGXFSZ;
 
 use super::completions::CompletionsArgs;
+use super::cpu::CpuArgs;
 use super::demo::DemoArgs;
 use super::diff::DiffArgs;
 use super::doctor::DoctorArgs;
@@ -23,8 +24,8 @@ use super::test::TestArgs;
 use super::trace::TraceArgs;
 use super::usage::one_line;
 use super::{
-    Status, completions, demo, diff, doctor, dump, exec, export, man, merge, report, run, stat,
-    test, trace,
+    Status, completions, cpu, demo, diff, doctor, dump, exec, export, man, merge, report, run,
+    stat, test, trace,
 };
 
 /// A virtual machine monitor whose processor has complete Intel debug and monitoring hardware,
@@ -72,6 +73,8 @@ enum Command {
     Dump(DumpArgs),
     /// Find the first instruction at which two deterministic runs, or the two engines, differ
     Diff(Box<DiffArgs>),
+    /// List, show and compare the processor models of --cpu
+    Cpu(CpuArgs),
     /// Measure what this host's KVM does
     Doctor(DoctorArgs),
     /// Run payloads that assert what the processor does, and judge them
@@ -97,6 +100,7 @@ impl Command {
             Self::Merge(args) => merge::run(&args),
             Self::Dump(args) => dump::run(&args).map(ExitCode::from),
             Self::Diff(args) => diff::run(&args),
+            Self::Cpu(args) => cpu::run(&args).map(ExitCode::from),
             Self::Doctor(args) => doctor::run(args),
             Self::Test(args) => test::run(*args),
             Self::Demo(args) => demo::run(&args).map(ExitCode::from),

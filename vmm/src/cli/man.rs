@@ -17,7 +17,7 @@ pub struct ManArgs {
     folder: PathBuf,
 }
 
-/// Writes a page for `command` and one for each of its subcommands that is not hidden.
+/// Writes a page for `command` and one for each subcommand at any depth that is not hidden.
 ///
 /// # Errors
 ///
@@ -34,8 +34,9 @@ fn write_pages(command: Command, folder: &Path) -> io::Result<()> {
     let mut command = command.disable_help_subcommand(true);
     // Gives the subcommands their full names.
     command.build();
-    let subcommands = command.get_subcommands().filter(|sub| !sub.is_hide_set());
-    for page in subcommands.chain([&command]) {
+    let mut pages = vec![&command];
+    while let Some(page) = pages.pop() {
+        pages.extend(page.get_subcommands().filter(|sub| !sub.is_hide_set()));
         let man = Man::new(page.clone())
             .source(concat!("hindsight ", env!("CARGO_PKG_VERSION")))
             .manual("Hindsight");

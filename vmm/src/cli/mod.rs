@@ -1,9 +1,10 @@
-//! The command line: `hindsight run`, `exec`, `trace`, `export`, `stat`, `dump`, `diff`, `doctor`, `test`, `demo`
-//! and `completions`.
+//! The command line: `hindsight run`, `exec`, `trace`, `export`, `stat`, `dump`, `diff`, `cpu`, `doctor`, `test`,
+//! `demo` and `completions`.
 
 mod command;
 mod completions;
 pub mod config;
+mod cpu;
 mod demo;
 mod diff;
 mod doctor;
@@ -16,7 +17,7 @@ mod gdb;
 mod guest_files;
 pub mod logging;
 mod man;
-mod merge;
+pub mod merge;
 mod read;
 mod report;
 mod run;

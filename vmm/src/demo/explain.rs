@@ -37,11 +37,11 @@ pub fn msr(access: &MsrAccess, config: &MsrConfig) -> String {
     if access.answer.is_some() {
         return completed(spec, access.written.is_some());
     }
-    if !spec.is_present(config) {
+    if !spec.is_present(access.index, config) {
         return "absent, says CPUID".to_owned();
     }
     let reserved = access.written.map_or(0, |value| {
-        value & spec.reserved_bits(config) & !spec.read_only
+        value & spec.reserved_bits(access.index, config) & !spec.read_only
     });
     match (spec.owner, reserved) {
         (Owner::Constant | Owner::Smm, _) => "read-only".to_owned(),

@@ -86,9 +86,18 @@ const PAYLOADS: &[(FacilityGroup, &[&str])] = &[
 /// Payloads that belong to no group.
 ///
 /// `demo` and `workload` assert nothing, and `hello` asserts nothing about a facility. `arming`
-/// repeats what other payloads assert. `choices` and `debugger` run with options of their own.
+/// repeats what other payloads assert. `choices` and `debugger` run with options of their own, and
+/// `generations` with processor models that only the interpreter has.
 #[cfg(test)]
-const UNGROUPED: &[&str] = &["arming", "choices", "debugger", "demo", "hello", "workload"];
+const UNGROUPED: &[&str] = &[
+    "arming",
+    "choices",
+    "debugger",
+    "demo",
+    "generations",
+    "hello",
+    "workload",
+];
 
 /// Cases that belong to the group of single-stepping, although their payload does not.
 const STEPPING: &[&str] = &["debug_basic/int1", "debug_basic/single_step"];

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::rig::*;
 
-const COMMANDS: [&str; 13] = [
+const COMMANDS: [&str; 14] = [
     "run",
     "trace",
     "exec",
@@ -15,6 +15,7 @@ const COMMANDS: [&str; 13] = [
     "merge",
     "dump",
     "diff",
+    "cpu",
     "doctor",
     "test",
     "demo",
@@ -94,6 +95,8 @@ fn each_command_has_a_man_page() {
     stdout(&["man", pages.to_str().unwrap()]);
     let mut names: Vec<_> = COMMANDS.map(|name| format!("hindsight-{name}.1")).into();
     names.push("hindsight.1".to_owned());
+    let nested = ["list", "show", "diff"].map(|name| format!("hindsight-cpu-{name}.1"));
+    names.extend(nested);
     names.sort();
     let found: Vec<_> = listing(&pages).into_iter().map(|(name, _)| name).collect();
     assert_eq!(found, names);

@@ -92,6 +92,7 @@ fn file_size_limit_ends_the_run_and_leaves_what_was_written() {
 fn full_disk_is_one_line_for_commands_without_a_guest() {
     for arguments in [
         "completions bash",
+        "cpu show skylake-server",
         "--help",
         "run --help",
         "run x --dump-config",

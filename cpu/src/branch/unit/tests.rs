@@ -1,9 +1,10 @@
 use super::*;
 use crate::branch::BranchClass;
+use crate::model::CpuModel;
 use proptest::prelude::*;
 
 fn unit() -> BranchUnit {
-    BranchUnit::new(Facilities::all())
+    BranchUnit::new(Facilities::all(), CpuModel::SkylakeServer)
 }
 
 fn enabled_unit() -> BranchUnit {

@@ -163,18 +163,20 @@ fn misc_enable(config: &MsrConfig) -> u64 {
     value.bits()
 }
 
-/// The ratio of the TSC to 100 MHz, in bits 15:8.
+/// The ratio of the TSC to the bus clock, in bits 15:8.
 fn ratio(config: &MsrConfig) -> u64 {
-    ((config.tsc_hz / 100_000_000) & 0xff) << 8
+    let bus_hz = u64::from(config.model.definition().bus_hz);
+    ((config.tsc_hz / bus_hz) & 0xff) << 8
 }
 
-/// The ratio of the TSC to 100 MHz in every byte: there is no turbo mode.
+/// The ratio of the TSC to the bus clock in every byte: there is no turbo mode.
 fn turbo_ratios(config: &MsrConfig) -> u64 {
     (ratio(config) >> 8) * 0x0101_0101_0101_0101
 }
 
 fn perf_capabilities(config: &MsrConfig) -> u64 {
-    config.facilities.perf_capabilities().unwrap_or(0)
+    let model = config.model.definition();
+    model.perf_capabilities(config.facilities).unwrap_or(0)
 }
 
 /// All "not affected" bits: guests leave page-table isolation and the other software mitigations
@@ -208,8 +210,10 @@ const TURBO_CORES: u64 = 0x4038_3028_2018_1008;
 /// MSR_TEMPERATURE_TARGET: 100 degrees Celsius.
 const TEMPERATURE_TARGET: u64 = 100 << 16;
 
-/// Microcode revision 0200005EH (rule MSR-41: at least 02000014H).
-const MICROCODE: u64 = 0x0200_005e << 32;
+/// The microcode revision in the upper half (rule MSR-41).
+fn microcode(config: &MsrConfig) -> u64 {
+    u64::from(config.model.definition().microcode) << 32
+}
 
 /// IA32_MTRRCAP: eight variable ranges, fixed ranges, write-combining.
 const MTRRCAP: u64 = 0x508;
@@ -349,7 +353,7 @@ pub const TABLE: &[MsrSpec] = {
             .needs_speculation(Feature::SPEC_CTRL.mask()).writable(COMMAND),
         M::new(regs::MSR_PPIN_CTL, "MSR_PPIN_CTL", Constant).reset(LOCKED).faults_on_write(),
         M::new(regs::IA32_BIOS_SIGN_ID, "IA32_BIOS_SIGN_ID", Constant)
-            .reset(MICROCODE).ignores_writes(),
+            .reset_by(microcode).ignores_writes(),
         pmu_register(regs::IA32_PMC0, "IA32_PMC").run(GP_COUNTERS),
         pmu_register(regs::IA32_PMC0 + GP_COUNTERS, "IA32_PMC4-7").run(UPPER).needs(EIGHT),
         M::new(regs::MSR_PLATFORM_INFO, "MSR_PLATFORM_INFO", Constant)
@@ -384,7 +388,7 @@ pub const TABLE: &[MsrSpec] = {
         M::new(regs::MSR_TEMPERATURE_TARGET, "MSR_TEMPERATURE_TARGET", Constant)
             .reset(TEMPERATURE_TARGET).faults_on_write(),
         M::new(regs::MSR_OFFCORE_RSP_0, "MSR_OFFCORE_RSP", Pmu)
-            .run(2).needs(Facilities::PMU).writable(pmu::OFFCORE),
+            .run(2).needs(Facilities::PMU).writable(pmu::ANY_OFFCORE),
         M::new(regs::MSR_MISC_PWR_MGMT, "MSR_MISC_PWR_MGMT", Constant).writable(0),
         M::new(regs::MSR_TURBO_RATIO_LIMIT, "MSR_TURBO_RATIO_LIMIT", Constant)
             .reset_by(turbo_ratios).faults_on_write(),
@@ -433,7 +437,7 @@ pub const TABLE: &[MsrSpec] = {
             .writable_with(global::SETTABLE, UPPER_COUNTERS),
         pmu_register(regs::IA32_PERF_GLOBAL_INUSE, "IA32_PERF_GLOBAL_INUSE").faults_on_write(),
         M::new(regs::IA32_PEBS_ENABLE, "IA32_PEBS_ENABLE", Pmu)
-            .needs(Facilities::PEBS).writable(pmu::PEBS_ENABLE),
+            .needs(Facilities::PEBS).writable(pmu::PEBS_ENABLE | pmu::PRECISE_STORE),
         M::new(regs::MSR_PEBS_LD_LAT_THRESHOLD, "MSR_PEBS_LD_LAT_THRESHOLD", Pmu)
             .needs(Facilities::PEBS).writable(pmu::LATENCY),
         M::new(regs::MSR_PEBS_FRONTEND, "MSR_PEBS_FRONTEND", Pmu)

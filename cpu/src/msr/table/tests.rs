@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::facility::Facilities;
+use crate::model::CpuModel;
 use crate::msr::{MsrEffect, Msrs, Now, RdmsrOutcome, WrmsrOutcome};
 
 const NOW: Now = Now { ticks: 1_000 };
@@ -25,6 +26,7 @@ fn configs() -> impl Iterator<Item = MsrConfig> {
         },
         uarch: true,
         firmware: false,
+        model: CpuModel::SkylakeServer,
     })
 }
 
@@ -72,7 +74,9 @@ fn msr_names_are_distinct() {
 
 #[test]
 fn absent_register_faults_on_every_access() {
-    for (spec, config, mut msrs) in rows().filter(|(spec, config, _)| !spec.is_present(config)) {
+    for (spec, config, mut msrs) in
+        rows().filter(|(spec, config, _)| !spec.is_present(spec.index, config))
+    {
         let before = msrs.save();
         for index in spec.indices() {
             let facilities = config.facilities;
@@ -95,7 +99,7 @@ fn absent_register_faults_on_every_access() {
 
 #[test]
 fn present_register_is_answered_by_its_owner() {
-    for (spec, _, msrs) in rows().filter(|(spec, config, _)| spec.is_present(config)) {
+    for (spec, _, msrs) in rows().filter(|(spec, config, _)| spec.is_present(spec.index, config)) {
         for index in spec.indices() {
             let outcome = msrs.read(index, NOW);
             let expected = match spec.owner {
@@ -111,7 +115,9 @@ fn present_register_is_answered_by_its_owner() {
 
 #[test]
 fn reset_value_reads_back() {
-    for (spec, config, msrs) in rows().filter(|(spec, config, _)| spec.is_present(config)) {
+    for (spec, config, msrs) in
+        rows().filter(|(spec, config, _)| spec.is_present(spec.index, config))
+    {
         if matches!(spec.owner, Owner::Stored | Owner::Constant) {
             let expected = RdmsrOutcome::Value(spec.reset_value(&config));
             for index in spec.indices() {
@@ -124,16 +130,18 @@ fn reset_value_reads_back() {
 #[test]
 fn reset_value_of_a_stored_register_has_no_reserved_bit() {
     for (spec, config, _) in rows().filter(|(spec, ..)| spec.owner == Owner::Stored) {
-        let reserved = spec.reserved_bits(&config) & !spec.read_only;
+        let reserved = spec.reserved_bits(spec.index, &config) & !spec.read_only;
         assert_eq!(spec.reset_value(&config) & reserved, 0, "{}", spec.name);
     }
 }
 
 #[test]
 fn reserved_bit_faults_and_changes_nothing() {
-    for (spec, config, mut msrs) in rows().filter(|(spec, config, _)| spec.is_present(config)) {
+    for (spec, config, mut msrs) in
+        rows().filter(|(spec, config, _)| spec.is_present(spec.index, config))
+    {
         let before = msrs.save();
-        let reserved = spec.reserved_bits(&config) & !spec.read_only;
+        let reserved = spec.reserved_bits(spec.index, &config) & !spec.read_only;
         for bit in (0..64).filter(|bit| reserved >> bit & 1 != 0) {
             let outcome = msrs.write(spec.index, 1 << bit, NOW);
             assert_eq!(outcome, WrmsrOutcome::Fault, "{} bit {bit}", spec.name);
@@ -164,7 +172,9 @@ fn rejected_write_faults_even_for_the_current_value() {
 
 #[test]
 fn ignored_and_read_only_bits_keep_their_values() {
-    for (spec, config, mut msrs) in rows().filter(|(spec, config, _)| spec.is_present(config)) {
+    for (spec, config, mut msrs) in
+        rows().filter(|(spec, config, _)| spec.is_present(spec.index, config))
+    {
         let preserved = match spec.writes {
             WritePolicy::Ignored => u64::MAX,
             _ => spec.read_only,
@@ -172,8 +182,8 @@ fn ignored_and_read_only_bits_keep_their_values() {
         let RdmsrOutcome::Value(before) = msrs.read(spec.index, NOW) else {
             continue;
         };
-        for written in
-            [preserved, 0].map(|bits| bits & !spec.reserved_bits(&config) | bits & preserved)
+        for written in [preserved, 0]
+            .map(|bits| bits & !spec.reserved_bits(spec.index, &config) | bits & preserved)
         {
             if let WrmsrOutcome::Done(_) = msrs.write(spec.index, written, NOW) {
                 let after = msrs.read(spec.index, NOW);
@@ -193,13 +203,15 @@ fn ignored_and_read_only_bits_keep_their_values() {
 
 #[test]
 fn accepted_write_of_a_stored_register_reads_back() {
-    for (spec, config, mut msrs) in rows().filter(|(spec, config, _)| spec.is_present(config)) {
+    for (spec, config, mut msrs) in
+        rows().filter(|(spec, config, _)| spec.is_present(spec.index, config))
+    {
         if spec.owner != Owner::Stored {
             continue;
         }
         // Of memory types some bits are writable together that are no type.
         let writable = [u64::MAX, !0xf9, 0x0606_0606_0606_0606]
-            .map(|bits| bits & !spec.reserved_bits(&config))
+            .map(|bits| bits & !spec.reserved_bits(spec.index, &config))
             .into_iter()
             .find(|&value| (spec.valid)(value))
             .unwrap_or_else(|| panic!("{}", spec.name));
@@ -223,7 +235,9 @@ fn accepted_write_of_a_stored_register_reads_back() {
 
 #[test]
 fn mirrored_write_reports_the_new_value_and_others_do_not() {
-    for (spec, _, mut msrs) in rows().filter(|(spec, config, _)| spec.is_present(config)) {
+    for (spec, _, mut msrs) in
+        rows().filter(|(spec, config, _)| spec.is_present(spec.index, config))
+    {
         let WrmsrOutcome::Done(effect) = msrs.write(spec.index, 0, NOW) else {
             continue;
         };

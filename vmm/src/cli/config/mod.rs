@@ -25,6 +25,7 @@ pub use check::ConflictError;
 pub use choices::{EngineArg, ModelsArg, SandboxArg};
 pub use dump::dump;
 pub use file::{FileError, VERSION, parse_text};
+pub use nearest::nearest;
 pub use option_word::{OptionValue, OptionWord};
 pub use options::{
     BootOptions, ConsoleOptions, DebugOptions, DeterminismOptions, DeviceOptions, LogOptions,

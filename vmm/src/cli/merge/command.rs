@@ -96,7 +96,11 @@ pub fn run(args: &MergeArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Joins files of one kind, each with its name.
-fn merge(texts: &[(String, String)]) -> anyhow::Result<MergedReport> {
+///
+/// # Errors
+///
+/// When a file is malformed or does not go with the others.
+pub fn merge(texts: &[(String, String)]) -> anyhow::Result<MergedReport> {
     let kind = texts
         .first()
         .map_or(ReportKind::Stacks, |(_, text)| ReportKind::of(text));

@@ -2,11 +2,11 @@
 
 /// A joined report.
 #[derive(Debug, Default)]
-pub(super) struct MergedReport {
+pub struct MergedReport {
     /// The contents of the file.
-    pub(super) text: String,
+    pub text: String,
     /// Lines for the user.
-    pub(super) remarks: Vec<String>,
+    pub remarks: Vec<String>,
     /// No shard is missing and no case failed.
-    pub(super) passed: bool,
+    pub passed: bool,
 }

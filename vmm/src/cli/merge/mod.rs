@@ -7,4 +7,5 @@ mod merged;
 mod stacks;
 mod stat;
 
-pub use command::{MergeArgs, run};
+pub use command::{MergeArgs, merge, run};
+pub use merged::MergedReport;

@@ -1,0 +1,160 @@
+//! What a processor model is.
+
+use hindsight_regs::capabilities::perf;
+
+use super::features::FeatureSet;
+use crate::facility::Facilities;
+use crate::pmu::selection::EventRow;
+
+/// The LBR stack of a model. SDM Vol. 3B, "LBR Stack".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LbrModel {
+    /// IA32_PERF_CAPABILITIES bits 5:0.
+    pub format: u8,
+    /// Number of entries.
+    pub depth: usize,
+    /// MSR_LBR_SELECT.EN_CALLSTACK exists.
+    pub call_stack: bool,
+    /// Records say whether the branch was in a transaction, or its abort.
+    pub tsx_flags: bool,
+}
+
+/// PEBS of a model. SDM Vol. 3B, "Processor Event Based Sampling (PEBS)".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PebsModel {
+    /// IA32_PERF_CAPABILITIES bits 11:8.
+    pub format: u8,
+    /// Counter 3 can sample stores: IA32_PEBS_ENABLE.PS_EN.
+    pub precise_store: bool,
+}
+
+/// The performance monitor of a model. SDM Vol. 3B, "Architectural Performance Monitoring".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PerfmonModel {
+    /// CPUID.0AH:EAX\[7:0\].
+    pub version: u32,
+    /// Width of all counters in bits.
+    pub counter_bits: u32,
+    /// Number of fixed counters.
+    pub fixed_counters: u32,
+    /// Counters can be written in full width through IA32_A_PMCx.
+    pub full_width_writes: bool,
+    /// The event that perf inverts to sample cycles, besides INST_RETIRED.
+    pub cycle_event: Option<(u8, u8)>,
+    /// CPUID.0AH:EBX: architectural events that do not exist.
+    pub missing_events: u32,
+}
+
+/// What MSR_OFFCORE_RSP_x selects of the requests to the L3, by masks of the register.
+///
+/// SDM Vol. 3B, "Off-core Response Performance Monitoring". There are no prefetches and no other
+/// sockets, and no request is snooped in another core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OffcoreModel {
+    /// All responses, whatever the other bits say.
+    pub any: u64,
+    /// The L3 had the line.
+    pub hit: u64,
+    /// The memory of this socket had it.
+    pub memory: u64,
+    /// No snoop was needed: one of these is needed besides `hit` or `memory`, unless the mask is 0.
+    pub no_snoop: u64,
+}
+
+/// What a processor model is, as its file says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelDefinition {
+    /// One line for lists.
+    pub summary: String,
+    /// CPUID.1:EAX: family, model and stepping.
+    pub signature: u32,
+    /// The revision that IA32_BIOS_SIGN_ID shows.
+    pub microcode: u32,
+    /// The brand string: at most 47 bytes.
+    pub brand: String,
+    /// The highest basic leaf of CPUID.
+    pub max_leaf: u32,
+    /// Frequency in Hz of the bus clock, of which MSR_PLATFORM_INFO gives the ratio.
+    pub bus_hz: u32,
+    /// Frequency in Hz of the reference clock that event 3CH/01H counts.
+    pub reference_hz: u32,
+    /// CPUID features that do not follow facilities.
+    pub features: FeatureSet,
+    /// The facilities that the model has unless a profile leaves them out.
+    pub facilities: Facilities,
+    /// The facilities that a profile can add.
+    pub options: Facilities,
+    /// The LBR stack.
+    pub lbr: LbrModel,
+    /// Processor event-based sampling.
+    pub pebs: PebsModel,
+    /// The performance monitor.
+    pub perfmon: PerfmonModel,
+    /// What MSR_OFFCORE_RSP_x selects.
+    pub offcore: OffcoreModel,
+    /// The events that count something.
+    pub events: Vec<EventRow>,
+    /// The MSRs that the model lacks though its facilities would bring them, by index.
+    pub(crate) absent_msrs: Vec<u32>,
+    /// Writable bits of the MSRs that have fewer of them than in the default model, by index.
+    pub(crate) writable: Vec<(u32, u64)>,
+}
+
+impl ModelDefinition {
+    /// Family, model and stepping, without the split of the signature into extended fields.
+    pub const fn identity(&self) -> (u32, u32, u32) {
+        let s = self.signature;
+        let (family, model) = (s >> 8 & 0xf, s >> 4 & 0xf);
+        (family + (s >> 20 & 0xff), model | (s >> 12 & 0xf0), s & 0xf)
+    }
+
+    /// Whether the model lacks the MSR though its facilities would bring it.
+    pub fn lacks_msr(&self, index: u32) -> bool {
+        self.absent_msrs.binary_search(&index).is_ok()
+    }
+
+    /// Whether the model has INST_RETIRED.PREC_DIST, as all from Sandy Bridge on.
+    pub(crate) fn has_prec_dist(&self) -> bool {
+        self.pebs.precise_store || self.pebs.format > 1
+    }
+
+    /// The writable bits of an MSR that has fewer of them than in the default model.
+    pub(crate) fn writable_bits(&self, index: u32) -> Option<u64> {
+        let at = self.writable.binary_search_by_key(&index, |row| row.0);
+        at.ok().map(|at| self.writable[at].1)
+    }
+
+    /// The value of IA32_PERF_CAPABILITIES, or `None` where CPUID.1:ECX.PDCM is clear.
+    ///
+    /// SDM Vol. 3B, "IA32_PERF_CAPABILITIES MSR Enumeration".
+    pub fn perf_capabilities(&self, facilities: Facilities) -> Option<u64> {
+        let format = u64::from(self.pebs.format) << perf::PEBS_FORMAT_SHIFT;
+        let mut counters = perf::FREEZE_WHILE_SMM;
+        if self.perfmon.full_width_writes {
+            counters |= perf::FULL_WIDTH_WRITE;
+        }
+        let fields = [
+            (Facilities::LBR, u64::from(self.lbr.format)),
+            (
+                Facilities::PEBS,
+                perf::PEBS_TRAP | perf::PEBS_ARCH_REG | format,
+            ),
+            (Facilities::PMU, counters),
+        ];
+        let present = fields.iter().filter(|row| facilities.contains(row.0));
+        match present.fold(0, |value, row| value | row.1) {
+            0 => None,
+            value => Some(value),
+        }
+    }
+
+    /// The registers of CPUID leaf 0AH with this number of general-purpose counters.
+    pub fn leaf_0a(&self, counters: u32) -> [u32; 4] {
+        /// Number of architectural events in EBX.
+        const EVENTS: u32 = 7;
+        let p = &self.perfmon;
+        let eax = p.version | counters << 8 | p.counter_bits << 16 | EVENTS << 24;
+        let edx = p.fixed_counters | p.counter_bits << 5;
+        [eax, p.missing_events, 0, edx]
+    }
+}

@@ -1,0 +1,470 @@
+//! The TOML form of a model, and its checks.
+
+use hindsight_regs::branch::{LBR_DEPTH, LbrSelect};
+use hindsight_regs::msr as regs;
+use hindsight_regs::pmu::{GP_COUNTERS_MAX, global};
+use serde::Deserialize;
+use thiserror::Error;
+
+use super::definition::{LbrModel, ModelDefinition, OffcoreModel, PebsModel, PerfmonModel};
+use super::features::FeatureSet;
+use crate::facility::{Facilities, parse_facility};
+use crate::msr::table::TABLE;
+use crate::pmu::access::{OFFCORE, PEBS_ENABLE};
+use crate::pmu::events::{EventKind, EventKinds};
+use crate::pmu::selection::{EventRow, PmuEvent, SampledAccess};
+
+/// A model file that cannot be used.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// The file is not TOML, or has other keys.
+    #[error("{0}")]
+    Syntax(String),
+    /// A feature, facility or MSR does not exist.
+    #[error("no {kind} `{name}`")]
+    Unknown {
+        /// What is named.
+        kind: &'static str,
+        /// The name.
+        name: String,
+    },
+    /// Something is named twice.
+    #[error("{kind} `{name}` is named twice")]
+    Twice {
+        /// What is named.
+        kind: &'static str,
+        /// The name.
+        name: String,
+    },
+    /// A value is outside of what a processor of this kind can have.
+    #[error("{key} = {value} is not {expected}")]
+    Value {
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        value: u64,
+        /// The values that are possible.
+        expected: &'static str,
+    },
+    /// Two keys contradict each other.
+    #[error("{0}")]
+    Contradiction(String),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct ModelFile {
+    summary: String,
+    family: u32,
+    model: u32,
+    stepping: u32,
+    brand: String,
+    microcode: u32,
+    max_leaf: u32,
+    bus_hz: u32,
+    reference_hz: u32,
+    features: Vec<String>,
+    facilities: Vec<String>,
+    options: Vec<String>,
+    lbr: LbrFile,
+    pebs: PebsFile,
+    perfmon: PerfmonFile,
+    offcore: OffcoreFile,
+    #[serde(default)]
+    event: Vec<EventFile>,
+    #[serde(default)]
+    msr: Vec<MsrFile>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct LbrFile {
+    format: u8,
+    depth: usize,
+    call_stack: bool,
+    tsx_flags: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct PebsFile {
+    format: u8,
+    #[serde(default)]
+    precise_store: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct PerfmonFile {
+    version: u32,
+    counter_bits: u32,
+    fixed_counters: u32,
+    full_width_writes: bool,
+    cycle_event: Option<(u8, u8)>,
+    #[serde(default)]
+    missing_events: u32,
+}
+
+/// Bit numbers of MSR_OFFCORE_RSP_x.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct OffcoreFile {
+    any: Vec<u8>,
+    hit: Vec<u8>,
+    memory: Vec<u8>,
+    no_snoop: Vec<u8>,
+}
+
+/// An event: what perf calls it, its selection, and what it counts.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct EventFile {
+    name: String,
+    /// Event select and unit mask.
+    select: (u8, u8),
+    counts: Vec<EventKind>,
+    #[serde(default)]
+    precise: bool,
+    data: Option<SampledAccess>,
+    #[serde(default)]
+    reference_clock: bool,
+}
+
+/// How an MSR differs from the default model's.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MsrFile {
+    name: String,
+    /// The first of several MSRs of the name that the model lacks; without `writable`.
+    from: Option<u32>,
+    /// The bits that can be written, of an MSR that the model has.
+    writable: Option<u64>,
+}
+
+impl ModelDefinition {
+    /// Parses the text of a model file.
+    ///
+    /// # Errors
+    ///
+    /// The text is not a model, or contradicts itself; the message has one line.
+    pub fn from_toml(text: &str) -> Result<Self, ModelError> {
+        let file: ModelFile = toml::from_str(text).map_err(|error| {
+            let line = error.span().map(|span| {
+                let before = text.get(..span.start).unwrap_or(text);
+                before.matches('\n').count() + 1
+            });
+            let line = line.map_or_else(String::new, |line| format!("line {line}: "));
+            let message = error.message().lines().next().unwrap_or_default();
+            ModelError::Syntax(format!("{line}{message}"))
+        })?;
+        let mut definition = Self {
+            signature: signature(&file)?,
+            features: features(&file.features)?,
+            facilities: facilities(&file.facilities)?,
+            options: facilities(&file.options)?,
+            lbr: lbr(&file.lbr)?,
+            pebs: PebsModel {
+                format: limited("pebs.format", file.pebs.format, 1..=3, "1 to 3")?,
+                precise_store: file.pebs.precise_store,
+            },
+            perfmon: perfmon(&file.perfmon)?,
+            offcore: offcore(&file.offcore)?,
+            events: events(&file.event)?,
+            absent_msrs: Vec::new(),
+            writable: Vec::new(),
+            max_leaf: limited("max-leaf", file.max_leaf, 0xb..=0x16, "0xb to 0x16")?,
+            bus_hz: limited(
+                "bus-hz",
+                file.bus_hz,
+                100_000_000..=200_000_000,
+                "between 100 and 200 MHz",
+            )?,
+            reference_hz: limited(
+                "reference-hz",
+                file.reference_hz,
+                1_000_000..=1_000_000_000,
+                "between 1 MHz and 1 GHz",
+            )?,
+            microcode: file.microcode,
+            summary: file.summary,
+            brand: file.brand,
+        };
+        definition.add_msrs(&file.msr)?;
+        definition.check()?;
+        Ok(definition)
+    }
+
+    fn add_msrs(&mut self, rows: &[MsrFile]) -> Result<(), ModelError> {
+        for row in rows {
+            let found = TABLE.iter().find(|spec| spec.name == row.name);
+            let spec = found.ok_or_else(|| unknown("MSR", &row.name))?;
+            let from = row.from.unwrap_or(0);
+            if from >= spec.count {
+                return Err(ModelError::Value {
+                    key: "msr.from",
+                    value: from.into(),
+                    expected: "below the number of MSRs of the name",
+                });
+            }
+            let indices = spec.indices().skip(from as usize);
+            match row.writable {
+                None => self.absent_msrs.extend(indices),
+                Some(bits) => self.writable.extend(indices.map(|index| (index, bits))),
+            }
+        }
+        self.add_derived();
+        self.absent_msrs.sort_unstable();
+        self.writable.sort_unstable();
+        let absent = self.absent_msrs.windows(2).any(|w| w[0] == w[1]);
+        let writable = self.writable.windows(2).any(|w| w[0].0 == w[1].0);
+        if absent || writable {
+            return Err(contradiction("an MSR has two rows"));
+        }
+        let absent = std::mem::take(&mut self.absent_msrs);
+        self.writable
+            .retain(|row| absent.binary_search(&row.0).is_err());
+        self.absent_msrs = absent;
+        Ok(())
+    }
+
+    /// Adds the MSRs that follow from the other keys.
+    fn add_derived(&mut self) {
+        let lbr = self.lbr;
+        let entries = u32::try_from(LBR_DEPTH).unwrap_or(u32::MAX);
+        let depth = u32::try_from(lbr.depth).unwrap_or(entries);
+        let run = |first: u32, from: u32, count: u32| first + from..first + count;
+        let mut absent = vec![
+            run(regs::MSR_LASTBRANCH_0_FROM_IP, depth, entries),
+            run(regs::MSR_LASTBRANCH_0_TO_IP, depth, entries),
+        ];
+        if lbr.format != 5 {
+            absent.push(run(regs::MSR_LBR_INFO_0, 0, entries));
+        }
+        if !self.perfmon.full_width_writes {
+            absent.push(run(regs::IA32_A_PMC0, 0, GP_COUNTERS_MAX));
+        }
+        if self.perfmon.version < 4 {
+            absent.push(run(regs::IA32_PERF_GLOBAL_STATUS_SET, 0, 1));
+            absent.push(run(regs::IA32_PERF_GLOBAL_INUSE, 0, 1));
+            let reset = global::COUNTERS | global::UPPER_COUNTERS | global::UNCORE;
+            let reset = reset | global::DS_BUFFER | global::COND_CHANGED;
+            self.writable
+                .push((regs::IA32_PERF_GLOBAL_STATUS_RESET, reset));
+        }
+        if !self.pebs.precise_store {
+            self.writable.push((regs::IA32_PEBS_ENABLE, PEBS_ENABLE));
+        }
+        if self.pebs.format < 3 {
+            absent.push(run(regs::MSR_PEBS_FRONTEND, 0, 1));
+        }
+        if !self.features.has("arch-capabilities") {
+            absent.push(run(regs::IA32_ARCH_CAPABILITIES, 0, 1));
+        }
+        self.absent_msrs.extend(absent.into_iter().flatten());
+        if lbr.depth != LBR_DEPTH {
+            let mask = lbr.depth as u64 - 1;
+            self.writable.push((regs::MSR_LASTBRANCH_TOS, mask));
+        }
+        for index in run(regs::MSR_OFFCORE_RSP_0, 0, 2) {
+            if !self.writable.iter().any(|row| row.0 == index) {
+                self.writable.push((index, OFFCORE));
+            }
+        }
+        if !lbr.call_stack {
+            let bits = LbrSelect::all().difference(LbrSelect::EN_CALLSTACK);
+            self.writable.push((regs::MSR_LBR_SELECT, bits.bits()));
+        }
+    }
+
+    /// Checks that the parts agree with each other.
+    fn check(&self) -> Result<(), ModelError> {
+        if let Some((feature, needs)) = self.features.unmet() {
+            let line = format!("feature `{feature}` needs `{needs}`");
+            return Err(ModelError::Contradiction(line));
+        }
+        let rules = [
+            (self.brand.len() > 47, "the brand has more than 47 bytes"),
+            (
+                self.facilities.intersects(self.options),
+                "a facility is both present and an option",
+            ),
+            (
+                self.features.has("xsave") && self.max_leaf < 0xd,
+                "xsave needs leaf 0xd",
+            ),
+            (
+                self.facilities
+                    .union(self.options)
+                    .intersects(Facilities::RDT.union(Facilities::L2CAT))
+                    && self.max_leaf < 0x10,
+                "resource control needs leaf 0x10",
+            ),
+            (
+                self.lbr.tsx_flags != (self.lbr.format >= 4),
+                "tsx-flags go with LBR formats 4 and 5",
+            ),
+            (
+                (self.lbr.format == 5) != (self.lbr.depth == 32),
+                "LBR format 5 and 32 entries go together",
+            ),
+            (
+                !self.lbr.tsx_flags && self.options.contains(Facilities::RTM),
+                "rtm needs an LBR format with TSX flags",
+            ),
+            (
+                self.pebs.format == 1 && self.options.contains(Facilities::RTM),
+                "rtm needs PEBS records of format 2 or 3",
+            ),
+        ];
+        match rules.into_iter().find(|rule| rule.0) {
+            Some((_, message)) => Err(contradiction(message)),
+            None => Ok(()),
+        }
+    }
+}
+
+fn contradiction(message: &str) -> ModelError {
+    ModelError::Contradiction(message.to_owned())
+}
+
+fn unknown(kind: &'static str, name: &str) -> ModelError {
+    let name = name.chars().take(40).flat_map(char::escape_debug).collect();
+    ModelError::Unknown { kind, name }
+}
+
+fn limited<T: Copy + PartialOrd + Into<u64>>(
+    key: &'static str,
+    value: T,
+    range: std::ops::RangeInclusive<T>,
+    expected: &'static str,
+) -> Result<T, ModelError> {
+    if range.contains(&value) {
+        Ok(value)
+    } else {
+        Err(ModelError::Value {
+            key,
+            value: value.into(),
+            expected,
+        })
+    }
+}
+
+/// CPUID.1:EAX. SDM Vol. 2A, "CPUID - CPU Identification".
+fn signature(file: &ModelFile) -> Result<u32, ModelError> {
+    limited("family", file.family, 6..=6, "6")?;
+    limited("model", file.model, 0..=0xff, "a byte")?;
+    limited("stepping", file.stepping, 0..=0xf, "0 to 15")?;
+    let (low, high) = (file.model & 0xf, file.model >> 4);
+    Ok(high << 16 | file.family << 8 | low << 4 | file.stepping)
+}
+
+fn features(names: &[String]) -> Result<FeatureSet, ModelError> {
+    let mut set = FeatureSet::default();
+    for name in names {
+        let before = set;
+        if !set.add(name) {
+            return Err(unknown("feature", name));
+        }
+        if set == before {
+            return Err(ModelError::Twice {
+                kind: "feature",
+                name: name.clone(),
+            });
+        }
+    }
+    Ok(set)
+}
+
+fn facilities(names: &[String]) -> Result<Facilities, ModelError> {
+    let mut set = Facilities::empty();
+    for name in names {
+        let facility = match name.as_str() {
+            "pmu=8" => Some(Facilities::PMU8),
+            name => parse_facility(name),
+        };
+        let facility = facility.ok_or_else(|| unknown("facility", name))?;
+        if set.intersects(facility) {
+            return Err(ModelError::Twice {
+                kind: "facility",
+                name: name.clone(),
+            });
+        }
+        set |= facility;
+    }
+    Ok(set)
+}
+
+fn lbr(file: &LbrFile) -> Result<LbrModel, ModelError> {
+    let format = limited("lbr.format", file.format, 3..=5, "3 to 5")?;
+    if !matches!(file.depth, 16 | 32) {
+        return Err(ModelError::Value {
+            key: "lbr.depth",
+            value: file.depth as u64,
+            expected: "16 or 32",
+        });
+    }
+    Ok(LbrModel {
+        format,
+        depth: file.depth,
+        call_stack: file.call_stack,
+        tsx_flags: file.tsx_flags,
+    })
+}
+
+fn perfmon(file: &PerfmonFile) -> Result<PerfmonModel, ModelError> {
+    Ok(PerfmonModel {
+        version: limited("perfmon.version", file.version, 3..=4, "3 or 4")?,
+        counter_bits: limited("perfmon.counter-bits", file.counter_bits, 48..=48, "48")?,
+        fixed_counters: limited("perfmon.fixed-counters", file.fixed_counters, 3..=3, "3")?,
+        full_width_writes: file.full_width_writes,
+        cycle_event: file.cycle_event,
+        missing_events: limited(
+            "perfmon.missing-events",
+            file.missing_events,
+            0..=0x7f,
+            "7 bits",
+        )?,
+    })
+}
+
+fn offcore(file: &OffcoreFile) -> Result<OffcoreModel, ModelError> {
+    let mask = |bits: &[u8]| {
+        bits.iter().try_fold(0, |mask, &bit| {
+            Ok(mask | 1 << limited("offcore", bit, 8..=37, "a bit from 8 to 37")?)
+        })
+    };
+    Ok(OffcoreModel {
+        any: mask(&file.any)?,
+        hit: mask(&file.hit)?,
+        memory: mask(&file.memory)?,
+        no_snoop: mask(&file.no_snoop)?,
+    })
+}
+
+fn events(rows: &[EventFile]) -> Result<Vec<EventRow>, ModelError> {
+    let mut events = Vec::<EventRow>::new();
+    for row in rows {
+        let kinds = EventKinds::of(&row.counts);
+        let event = PmuEvent::new(kinds, row.reference_clock, row.precise, row.data);
+        let added = EventRow {
+            name: row.name.clone(),
+            select: row.select,
+            event,
+        };
+        if row.data.is_some() && !row.precise {
+            return Err(contradiction(&format!(
+                "{} has data but is not precise",
+                row.name
+            )));
+        }
+        if events.iter().any(|e| e.select == added.select) {
+            return Err(ModelError::Twice {
+                kind: "event",
+                name: row.name.clone(),
+            });
+        }
+        events.push(added);
+    }
+    Ok(events)
+}

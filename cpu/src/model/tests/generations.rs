@@ -1,0 +1,313 @@
+//! What the processors of each generation have, through their CPUID and MSRs.
+
+use hindsight_regs::branch::DebugCtl;
+use hindsight_regs::cpuid::Feature;
+use hindsight_regs::msr as regs;
+use hindsight_regs::pmu::{EventSelect, FixedControl};
+
+use crate::branch::{Branch, BranchClass};
+use crate::cpuid::{CpuidConfig, CpuidTable};
+use crate::facility::Facilities;
+use crate::model::CpuModel;
+use crate::msr::{MsrConfig, Msrs, Now, RdmsrOutcome, WrmsrOutcome};
+use crate::pmu::{EventKind, EventTotals, Ring};
+
+const NOW: Now = Now { ticks: 0 };
+const TSC_HZ: u64 = 2_500_000_000;
+
+fn facilities(model: CpuModel) -> Facilities {
+    model.definition().facilities
+}
+
+fn cpuid(model: CpuModel) -> CpuidTable {
+    let config = CpuidConfig::new(model, facilities(model), TSC_HZ);
+    CpuidTable::new(&config, |_, _| [u32::MAX; 4])
+}
+
+fn msrs(model: CpuModel) -> Msrs {
+    Msrs::new(MsrConfig::new(facilities(model), TSC_HZ).with_cpuid(&cpuid(model)))
+}
+
+fn read(msrs: &Msrs, index: u32) -> Option<u64> {
+    match msrs.read(index, NOW) {
+        RdmsrOutcome::Value(value) => Some(value),
+        _ => None,
+    }
+}
+
+fn writes(msrs: &mut Msrs, index: u32, value: u64) -> bool {
+    matches!(msrs.write(index, value, NOW), WrmsrOutcome::Done(_))
+}
+
+/// Model, IA32_PERF_CAPABILITIES, CPUID.0AH:EAX and entries of the LBR stack.
+const ROWS: &[(CpuModel, u64, u32, u32)] = &[
+    (CpuModel::SkylakeServer, 0x33c5, 0x0730_0404, 32),
+    (CpuModel::Skylake, 0x33c5, 0x0730_0404, 32),
+    (CpuModel::Broadwell, 0x32c4, 0x0730_0403, 16),
+    (CpuModel::Haswell, 0x32c4, 0x0730_0403, 16),
+    (CpuModel::IvyBridge, 0x31c3, 0x0730_0403, 16),
+    (CpuModel::SandyBridge, 0x11c3, 0x0730_0403, 16),
+    (CpuModel::Westmere, 0x11c3, 0x0730_0403, 16),
+    (CpuModel::Nehalem, 0x11c3, 0x0730_0403, 16),
+];
+
+#[test]
+fn enumeration_is_that_of_the_generation() {
+    for &(model, capabilities, leaf_0a, _) in ROWS {
+        let msrs = msrs(model);
+        assert_eq!(
+            read(&msrs, regs::IA32_PERF_CAPABILITIES),
+            Some(capabilities),
+            "{model}"
+        );
+        assert_eq!(cpuid(model).query(0xa, 0, 0, 0, 0)[0], leaf_0a, "{model}");
+    }
+}
+
+#[test]
+fn registers_of_later_generations_fault() {
+    for &(model, _, leaf_0a, entries) in ROWS {
+        let mut msrs = msrs(model);
+        let last = entries - 1;
+        let first = matches!(model, CpuModel::Nehalem | CpuModel::Westmere);
+        let rows = [
+            (regs::MSR_LASTBRANCH_0_FROM_IP + last, true),
+            (regs::MSR_LASTBRANCH_0_TO_IP + last, true),
+            (regs::MSR_LASTBRANCH_0_FROM_IP + 31, entries == 32),
+            (regs::MSR_LASTBRANCH_0_TO_IP + 16, entries == 32),
+            (regs::MSR_LBR_INFO_0, entries == 32),
+            (regs::IA32_PERF_GLOBAL_STATUS_SET, leaf_0a & 0xff == 4),
+            (regs::IA32_PERF_GLOBAL_INUSE, leaf_0a & 0xff == 4),
+            (regs::MSR_PEBS_FRONTEND, entries == 32),
+            (
+                regs::IA32_A_PMC0,
+                model.definition().perfmon.full_width_writes,
+            ),
+            (regs::MSR_OFFCORE_RSP_1, model != CpuModel::Nehalem),
+            (regs::IA32_TSC_DEADLINE, !first),
+            (regs::MSR_PPIN_CTL, model == CpuModel::SkylakeServer),
+            (regs::IA32_PQR_ASSOC, model == CpuModel::SkylakeServer),
+        ];
+        for (index, present) in rows {
+            let exists = msrs.read(index, NOW) != RdmsrOutcome::Fault;
+            assert_eq!(exists, present, "{model} {index:#x}");
+        }
+        let tos = writes(&mut msrs, regs::MSR_LASTBRANCH_TOS, 16);
+        assert_eq!(tos, entries == 32, "{model}");
+        let bridges = matches!(model, CpuModel::IvyBridge | CpuModel::SandyBridge);
+        let call_stack = writes(&mut msrs, regs::MSR_LBR_SELECT, 1 << 9);
+        assert_eq!(call_stack, !bridges && !first, "{model}");
+        assert_eq!(
+            writes(&mut msrs, regs::IA32_PEBS_ENABLE, 1 << 63),
+            bridges,
+            "{model}"
+        );
+        let response = writes(&mut msrs, regs::MSR_OFFCORE_RSP_0, 1 << 16);
+        assert_eq!(response, !first, "{model}");
+        // Linux's NHM_L3_MISS, for reads of data.
+        let memory = writes(&mut msrs, regs::MSR_OFFCORE_RSP_0, 0xf001);
+        assert_eq!(memory, first, "{model}");
+        let frozen = writes(&mut msrs, regs::IA32_PERF_GLOBAL_STATUS_RESET, 1 << 58);
+        assert_eq!(frozen, leaf_0a & 0xff == 4, "{model}");
+    }
+}
+
+#[test]
+fn instructions_of_later_generations_are_not_in_cpuid() {
+    let avx2 = |model| cpuid(model).query(7, 0, 0, 0, 0)[1] & Feature::AVX2.mask() != 0;
+    let smep = |model| cpuid(model).query(7, 0, 0, 0, 0)[1] & Feature::SMEP.mask() != 0;
+    let models = [
+        (CpuModel::Skylake, true, true),
+        (CpuModel::Broadwell, true, true),
+        (CpuModel::Haswell, true, true),
+        (CpuModel::IvyBridge, false, true),
+        (CpuModel::SandyBridge, false, false),
+    ];
+    for (model, has_avx2, has_smep) in models {
+        assert_eq!((avx2(model), smep(model)), (has_avx2, has_smep), "{model}");
+        assert_eq!(
+            cpuid(model).query(0xd, 0, 0, 0, 0)[0],
+            0b111,
+            "{model}: XCR0"
+        );
+    }
+    assert_eq!(
+        cpuid(CpuModel::Haswell).query(0x15, 0, 0, 0, 0),
+        cpuid(CpuModel::Haswell).query(0xd, 0, 0, 0, 0)
+    );
+}
+
+#[test]
+fn first_generations_have_no_xsave() {
+    for (model, aes) in [(CpuModel::Westmere, true), (CpuModel::Nehalem, false)] {
+        let cpuid = cpuid(model);
+        assert_eq!(cpuid.query(0, 0, 0, 0, 0)[0], 0xb, "{model}");
+        let ecx = cpuid.query(1, 0, 0, 0, 0)[2];
+        // XSAVE, AVX, x2APIC and the TSC deadline; AES.
+        assert_eq!(ecx & (1 << 26 | 1 << 28 | 1 << 21 | 1 << 24), 0, "{model}");
+        assert_eq!(ecx & 1 << 25 != 0, aes, "{model}");
+        assert_eq!(cpuid.query(7, 0, 0, 0, 0)[1], 0, "{model}");
+        assert_eq!(
+            cpuid.query(0xd, 0, 0, 0, 0),
+            cpuid.query(0xb, 0, 0, 0, 0),
+            "{model}"
+        );
+    }
+}
+
+#[test]
+fn stack_wraps_at_its_depth_and_has_flags_where_the_format_says() {
+    for &(model, _, _, entries) in ROWS {
+        let mut msrs = msrs(model);
+        assert!(writes(&mut msrs, regs::IA32_DEBUGCTL, DebugCtl::LBR.bits()));
+        let branches: Vec<_> = (0..100)
+            .map(|n| Branch {
+                mispredicted: true,
+                ..Branch::new(
+                    BranchClass::DirectJump,
+                    0xffff_8000_0000_1000 + n,
+                    0x2000 + n,
+                )
+            })
+            .collect();
+        // One by one, and in a batch that overwrites the stack.
+        for part in [&branches[..3], &branches[3..]] {
+            msrs.record_branches(part);
+        }
+        let tos = 100 % entries;
+        assert_eq!(
+            read(&msrs, regs::MSR_LASTBRANCH_TOS),
+            Some(tos.into()),
+            "{model}"
+        );
+        for age in 0..entries {
+            let at = (tos + entries - age) % entries;
+            let n = u64::from(99 - age);
+            let from = match entries {
+                32 => 0xffff_8000_0000_1000 + n,
+                // Bits 62:61 are 0 in Haswell's and Broadwell's records without transactions.
+                _ if model.definition().lbr.format == 4 => 0x9fff_8000_0000_1000 + n,
+                _ => 0xffff_8000_0000_1000 + n,
+            };
+            let found = read(&msrs, regs::MSR_LASTBRANCH_0_FROM_IP + at);
+            assert_eq!(found, Some(from), "{model} {age}");
+            let found = read(&msrs, regs::MSR_LASTBRANCH_0_TO_IP + at);
+            assert_eq!(found, Some(0x2000 + n), "{model} {age}");
+        }
+        let saved = msrs.save();
+        let mut other = self::msrs(model);
+        other.restore(&saved).unwrap();
+        assert_eq!(other.save(), saved, "{model}");
+    }
+}
+
+/// A processor whose fixed counter 0 overflows at the next instruction, and both freezes on.
+fn overflowing(model: CpuModel) -> Msrs {
+    let mut msrs = msrs(model);
+    let freezes = DebugCtl::FREEZE_LBRS_ON_PMI | DebugCtl::FREEZE_PERFMON_ON_PMI;
+    let control = FixedControl::OS | FixedControl::PMI;
+    for (index, value) in [
+        (regs::IA32_DEBUGCTL, (DebugCtl::LBR | freezes).bits()),
+        (regs::IA32_FIXED_CTR0, (1 << 48) - 1),
+        (regs::IA32_FIXED_CTR_CTRL, control),
+        (regs::IA32_PERF_GLOBAL_CTRL, 1 << 32),
+    ] {
+        assert!(writes(&mut msrs, index, value), "{model} {index:#x}");
+    }
+    msrs
+}
+
+#[test]
+fn pmi_before_version_4_clears_enable_bits_and_lbr() {
+    for &(model, _, leaf_0a, _) in ROWS {
+        let mut msrs = overflowing(model);
+        let mut totals = EventTotals::default();
+        totals.add(EventKind::Instruction, Ring::Os, 1);
+        assert!(msrs.sync_counters(&totals), "{model}");
+        let control = read(&msrs, regs::IA32_PERF_GLOBAL_CTRL).unwrap();
+        let status = read(&msrs, regs::IA32_PERF_GLOBAL_STATUS).unwrap();
+        let lbr = read(&msrs, regs::IA32_DEBUGCTL).unwrap() & DebugCtl::LBR.bits();
+        let expected = match leaf_0a & 0xff {
+            4 => (1 << 32, 1 << 32 | 0b11 << 58, 1),
+            _ => (0, 1 << 32, 0),
+        };
+        assert_eq!((control, status, lbr), expected, "{model}");
+        assert!(!msrs.branch().records(), "{model}");
+    }
+}
+
+#[test]
+fn facility_that_the_model_never_had_is_refused() {
+    let rows = [
+        (
+            "skylake,+l2cat",
+            "skylake has no l2cat: `hindsight cpu show skylake` lists its facilities",
+        ),
+        (
+            "ivybridge,+rtm",
+            "ivybridge has no rtm: `hindsight cpu show ivybridge` lists its facilities",
+        ),
+        (
+            "haswell,+cmt",
+            "haswell has no cmt: `hindsight cpu show haswell` lists its facilities",
+        ),
+    ];
+    for (profile, expected) in rows {
+        let profile: crate::profile::CpuProfile = profile.parse().unwrap();
+        let error = profile.facilities(Facilities::INTERP).unwrap_err();
+        assert_eq!(error.to_string(), expected);
+    }
+    let profile: crate::profile::CpuProfile = "haswell,+rtm,-bts".parse().unwrap();
+    let expected = (facilities(CpuModel::Haswell) | Facilities::RTM) - Facilities::BTS;
+    assert_eq!(profile.facilities(Facilities::INTERP), Ok(expected));
+}
+
+/// The cycles that counter 0 counts of 10 with an inverted counter mask of 16.
+fn inverted(model: CpuModel, event: u8) -> u64 {
+    let mut msrs = msrs(model);
+    let flags = EventSelect::OS | EventSelect::ENABLE | EventSelect::INVERT | 16 << 24;
+    let select = EventSelect::new(event, 1, flags).0;
+    assert!(writes(&mut msrs, regs::IA32_PERFEVTSEL0, select));
+    assert!(writes(&mut msrs, regs::IA32_PERF_GLOBAL_CTRL, 1));
+    let mut totals = EventTotals::default();
+    totals.add(EventKind::Cycle, Ring::Os, 10);
+    let _ = msrs.sync_counters(&totals);
+    read(&msrs, regs::IA32_PMC0).unwrap()
+}
+
+#[test]
+fn cycles_are_sampled_by_retired_uops_where_perf_does() {
+    assert_eq!(inverted(CpuModel::Haswell, 0xc2), 10);
+    assert_eq!(inverted(CpuModel::SandyBridge, 0xc2), 10);
+    assert_eq!(inverted(CpuModel::SkylakeServer, 0xc2), 0);
+    assert_eq!(inverted(CpuModel::IvyBridge, 0xc2), 10);
+    assert_eq!(inverted(CpuModel::Broadwell, 0xc2), 10);
+}
+
+/// What counter 0 counts of 10 instructions with this unit mask of event C0H.
+fn instructions(model: CpuModel, umask: u8) -> u64 {
+    let mut msrs = msrs(model);
+    let select = EventSelect::new(0xc0, umask, EventSelect::OS | EventSelect::ENABLE).0;
+    assert!(writes(&mut msrs, regs::IA32_PERFEVTSEL0, select));
+    assert!(writes(&mut msrs, regs::IA32_PERF_GLOBAL_CTRL, 1));
+    let mut totals = EventTotals::default();
+    totals.add(EventKind::Instruction, Ring::Os, 10);
+    let _ = msrs.sync_counters(&totals);
+    read(&msrs, regs::IA32_PMC0).unwrap()
+}
+
+#[test]
+fn second_mask_of_retired_instructions_needs_counter_1_from_sandy_bridge_on() {
+    for model in [CpuModel::Nehalem, CpuModel::Westmere] {
+        assert_eq!(instructions(model, 0), 10);
+        assert_eq!(instructions(model, 1), 10);
+    }
+    for model in [
+        CpuModel::SandyBridge,
+        CpuModel::Haswell,
+        CpuModel::SkylakeServer,
+    ] {
+        assert_eq!(instructions(model, 0), 10);
+        assert_eq!(instructions(model, 1), 0);
+    }
+}

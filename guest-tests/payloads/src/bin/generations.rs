@@ -1,0 +1,305 @@
+//! The models of other generations: their LBR stack, PEBS records, freezes, registers and instructions.
+
+#![no_std]
+#![no_main]
+
+use core::arch::asm;
+
+use hindsight_guest::catch;
+use hindsight_guest::insn::{self, cpuid};
+use hindsight_guest::msr::{self, GP, MsrFault};
+use hindsight_guest::prelude::*;
+use hindsight_guest::regs::cpuid::Feature;
+use hindsight_guest::regs::msr as reg;
+use hindsight_guest::regs::pmu::pebs;
+use hindsight_guest::regs::vector::Vector;
+use hindsight_guest::report;
+use hindsight_payloads::branch::{FREEZE_LBRS_ON_PMI, FREEZE_PERFMON_ON_PMI, LBR};
+use hindsight_payloads::counted;
+use hindsight_payloads::pmu::{self, INT, ON, PebsArea};
+
+payload!("generations");
+
+/// What differs between the models.
+struct Generation {
+    /// IA32_PERF_CAPABILITIES.
+    capabilities: u64,
+    /// Bytes of a PEBS record.
+    bytes: usize,
+    /// How many of [`INSTRUCTIONS`] it has.
+    instructions: usize,
+}
+
+impl Generation {
+    const fn lbr_format(&self) -> u64 {
+        self.capabilities & 0x3f
+    }
+
+    /// Entries of the LBR stack.
+    const fn entries(&self) -> u32 {
+        if self.lbr_format() == 5 { 32 } else { 16 }
+    }
+
+    /// Perfmon version 4: freezes are bits of IA32_PERF_GLOBAL_STATUS.
+    const fn freezes_by_status(&self) -> bool {
+        self.lbr_format() == 5
+    }
+}
+
+fn check_generation(generation: &Generation) {
+    check_eq!(
+        msr::read(reg::IA32_PERF_CAPABILITIES),
+        generation.capabilities,
+        "IA32_PERF_CAPABILITIES"
+    );
+    check_registers(generation);
+    check_branch(generation);
+    check_written_addresses(generation);
+    check_record(generation);
+    check_freezes(generation);
+    check_instructions(generation);
+}
+
+/// Checks which registers exist (rules GEN-01, GEN-04, GEN-05, GEN-10, GEN-11).
+fn check_registers(generation: &Generation) {
+    let (deep, version_4) = (generation.entries() == 32, generation.freezes_by_status());
+    let last = generation.entries() - 1;
+    for (index, exists) in [
+        (reg::MSR_LASTBRANCH_0_FROM_IP + last, true),
+        (reg::MSR_LASTBRANCH_0_TO_IP + last, true),
+        (reg::MSR_LASTBRANCH_0_FROM_IP + 16, deep),
+        (reg::MSR_LASTBRANCH_0_TO_IP + 31, deep),
+        (reg::MSR_LBR_INFO_0, deep),
+        (reg::IA32_PERF_GLOBAL_STATUS_SET, version_4),
+        (reg::IA32_PERF_GLOBAL_INUSE, version_4),
+        (reg::IA32_A_PMC0, generation.capabilities >> 13 & 1 != 0),
+    ] {
+        if !check_eq!(
+            msr::read_safe(index).is_ok(),
+            exists,
+            "whether a register exists"
+        ) {
+            report::measurement("msr", u64::from(index));
+        }
+    }
+    let written = |index, value| msr::write_safe(index, value).is_ok();
+    check_eq!(written(reg::MSR_LASTBRANCH_TOS, 16), deep, "TOS of 16");
+    check_eq!(
+        written(reg::MSR_LBR_SELECT, 1 << 9),
+        generation.lbr_format() >= 4,
+        "EN_CALLSTACK"
+    );
+    check_eq!(
+        written(reg::IA32_PERF_GLOBAL_STATUS_RESET, 1 << 58),
+        version_4,
+        "LBR_FRZ"
+    );
+    msr::write(reg::MSR_LASTBRANCH_TOS, 0);
+    msr::write(reg::MSR_LBR_SELECT, 0);
+}
+
+/// Records as many jumps as the stack has entries and one more (rule GEN-01).
+fn check_branch(generation: &Generation) {
+    let (from, to): (u64, u64);
+    msr::write(reg::MSR_LASTBRANCH_TOS, u64::from(generation.entries() - 1));
+    // SAFETY: the payload owns the machine; the registers are named.
+    unsafe {
+        asm!(
+            "wrmsr",
+            "2: jmp 3f",
+            "nop",
+            "3: xor eax, eax",
+            "wrmsr",
+            "lea r8, [rip + 2b]",
+            "lea r9, [rip + 3b]",
+            in("ecx") reg::IA32_DEBUGCTL,
+            inout("eax") 1_u32 => _,
+            in("edx") 0,
+            out("r8") from,
+            out("r9") to,
+        );
+    }
+    check_eq!(msr::read(reg::MSR_LASTBRANCH_TOS), 0, "TOS, which wraps");
+    check_eq!(
+        msr::read(reg::MSR_LASTBRANCH_0_FROM_IP) & !(1 << 63),
+        from,
+        "FROM without MISPRED"
+    );
+    check_eq!(msr::read(reg::MSR_LASTBRANCH_0_TO_IP), to, "TO");
+}
+
+/// Checks which values software can write to FROM (rules GEN-02, GEN-03).
+fn check_written_addresses(generation: &Generation) {
+    const ADDRESS: u64 = 0xffff_8000_0000_1000;
+    let index = reg::MSR_LASTBRANCH_0_FROM_IP + 5;
+    let old = generation.lbr_format() < 5;
+    for (value, accepted) in [
+        (ADDRESS, true),
+        (ADDRESS & !(1 << 63), old),
+        (1 << 63 | 0x1000, old),
+        (ADDRESS & !(1 << 62), false),
+        (ADDRESS & !(1 << 60), false),
+    ] {
+        let answer = msr::write_safe(index, value);
+        let expected = if accepted {
+            Ok::<(), MsrFault>(())
+        } else {
+            Err(GP)
+        };
+        if !check_eq!(answer, expected, "a write to FROM") {
+            report::measurement("value", value);
+        }
+    }
+    check_eq!(
+        msr::read(index) & !(1 << 63),
+        if old { 0x1000 } else { ADDRESS & !(1 << 63) },
+        "FROM"
+    );
+}
+
+/// Takes a PEBS record at the sixth of some instructions (rules GEN-06, GEN-07).
+fn check_record(generation: &Generation) {
+    const CLEAN: u64 = 0xa5a5_a5a5_a5a5_a5a5;
+    let ds = PebsArea::new(4, 4, [1000_u64.wrapping_neg(); 4]);
+    msr::write(reg::IA32_PERF_GLOBAL_CTRL, 0);
+    msr::write(reg::IA32_PMC0, 5_u64.wrapping_neg());
+    pmu::select(0, 0xc0, 0, ON);
+    msr::write(reg::IA32_PEBS_ENABLE, 1);
+    counted!(1, ".rept 20", "nop", ".endr");
+    msr::write(reg::IA32_PEBS_ENABLE, 0);
+    pmu::select(0, 0, 0, 0);
+    check_eq!(
+        ds.field(pebs::INDEX) - ds.base(),
+        generation.bytes as u64,
+        "bytes of the record"
+    );
+    check_eq!(ds.record(0, pebs::record::COUNTERS), 1, "field 90H");
+    let bytes = generation.bytes;
+    check_eq!(
+        ds.record(0, bytes - 8) == CLEAN,
+        false,
+        "the last word of the record"
+    );
+    check_eq!(ds.record(0, bytes), CLEAN, "the word after the record");
+    msr::write(reg::IA32_DS_AREA, 0);
+}
+
+/// Overflows a counter with both freezes on (rules GEN-08, GEN-09).
+fn check_freezes(generation: &Generation) {
+    msr::write(reg::IA32_PMC0, 10_u64.wrapping_neg());
+    pmu::select(0, 0xc0, 0, ON | INT);
+    msr::write(
+        reg::IA32_DEBUGCTL,
+        LBR | FREEZE_LBRS_ON_PMI | FREEZE_PERFMON_ON_PMI,
+    );
+    pmu::start(1);
+    for _ in 0..20 {
+        core::hint::spin_loop();
+    }
+    let control = msr::read(reg::IA32_PERF_GLOBAL_CTRL);
+    let lbr = msr::read(reg::IA32_DEBUGCTL) & LBR;
+    let status = pmu::status();
+    pmu::select(0, 0, 0, 0);
+    msr::write(reg::IA32_DEBUGCTL, 0);
+    msr::write(reg::IA32_PERF_GLOBAL_CTRL, 0);
+    let (enabled, frozen) = if generation.freezes_by_status() {
+        ((1, LBR), 0b11 << 58)
+    } else {
+        ((0, 0), 0)
+    };
+    check_eq!((control, lbr), enabled, "GLOBAL_CTRL and LBR");
+    check_eq!(status, 1 | frozen, "status");
+    msr::write(reg::IA32_PERF_GLOBAL_STATUS_RESET, 1 | frozen);
+}
+
+/// Runs one instruction, which may change RAX and read or flush the memory at RDI.
+macro_rules! execute {
+    ($text:literal $(, $at:expr)?) => {
+        // SAFETY: the instruction changes RAX and flags only.
+        unsafe { asm!($text, out("rax") _, $(in("rdi") $at)?) }
+    };
+}
+/// Instructions in the order of the generations that brought them: RDRAND, MOVBE, RDSEED,
+/// CLFLUSHOPT, CLWB.
+const INSTRUCTIONS: [fn(u64); 5] = [
+    |_| execute!("rdrand rax"),
+    |at| execute!("movbe rax, [rdi]", at),
+    |_| execute!("rdseed rax"),
+    |at| execute!("clflushopt [rdi]", at),
+    |at| execute!("clwb [rdi]", at),
+];
+
+/// Checks that the model has the first instructions of the list only (rule GEN-12).
+fn check_instructions(generation: &Generation) {
+    let data = 0_u64;
+    let at = &raw const data as u64;
+    for (n, instruction) in INSTRUCTIONS.into_iter().enumerate() {
+        let raised = catch::catch(|| instruction(at)).map(|exception| exception.vector);
+        let expected = (n >= generation.instructions).then_some(Vector::UD.0);
+        if !check_eq!(
+            raised == expected,
+            true,
+            "#UD of an instruction that the model lacks"
+        ) {
+            report::measurement("instruction", n as u64);
+        }
+    }
+}
+
+/// The case of one model: its name, its signature, and what it has.
+macro_rules! generation {
+    ($name:literal, $signature:literal, $generation:expr) => {
+        case! {
+            name: $name, cpl: [0],
+            rules: ["GEN-01", "GEN-02", "GEN-03", "GEN-04", "GEN-05", "GEN-06", "GEN-07", "GEN-08", "GEN-09", "GEN-10",
+                "GEN-11", "GEN-12"],
+            needs: ["msr-exit"], cpu: $name,
+            about: "what the model has, and that it lacks what came later",
+            fn body(ctx) {
+                if cpuid(0x4000_0000, 0).ebx != u32::from_le_bytes(*b"Hind") {
+                    skip!(ctx, "models are Hindsight's");
+                }
+                require_eq!(cpuid(1, 0).eax, $signature, "the signature");
+                if !insn::has(Feature::PDCM) {
+                    skip!(ctx, "KVM alone has no performance monitor");
+                }
+                check_generation(&$generation);
+            }
+        }
+    };
+}
+
+generation! {
+    "nehalem", 0x106a5,
+    Generation { capabilities: 0x11c3, bytes: 176, instructions: 0 }
+}
+
+generation! {
+    "westmere", 0x206c2,
+    Generation { capabilities: 0x11c3, bytes: 176, instructions: 0 }
+}
+
+generation! {
+    "sandybridge", 0x206a7,
+    Generation { capabilities: 0x11c3, bytes: 176, instructions: 0 }
+}
+
+generation! {
+    "ivybridge", 0x306a9,
+    Generation { capabilities: 0x31c3, bytes: 176, instructions: 1 }
+}
+
+generation! {
+    "haswell", 0x306c3,
+    Generation { capabilities: 0x32c4, bytes: 192, instructions: 2 }
+}
+
+generation! {
+    "broadwell", 0x306d4,
+    Generation { capabilities: 0x32c4, bytes: 192, instructions: 3 }
+}
+
+generation! {
+    "skylake", 0x506e3,
+    Generation { capabilities: 0x33c5, bytes: 200, instructions: 4 }
+}
