@@ -8,9 +8,16 @@ use hindsight_gdb::memory::LinearMemory;
 use hindsight_gdb::target::PhysicalMemory;
 
 /// RAM at address 0.
-struct Ram {
+pub(crate) struct Ram {
     bytes: Vec<u8>,
     ram: Range<u64>,
+}
+
+impl Ram {
+    pub(crate) fn new(bytes: Vec<u8>) -> Self {
+        let ram = 0..bytes.len() as u64;
+        Self { bytes, ram }
+    }
 }
 
 impl PhysicalMemory for Ram {
@@ -36,8 +43,7 @@ pub fn check(bytes: &[u8]) {
     memory.extend(&digits);
     memory.extend(&bytes[half..]);
     memory.resize(memory.len().next_multiple_of(0x1000), 0);
-    let ram = 0..memory.len() as u64;
-    let memory = Ram { bytes: memory, ram };
+    let memory = Ram::new(memory);
     let mut state = CpuState::reset();
     state.cr0 &= !(1 << 31);
     let linear = LinearMemory {

@@ -1,9 +1,12 @@
 //! What the targets share: one run of a loader, and what must hold after it; machines to run and to
 //! debug; parsers.
 
+pub mod btf;
 pub mod gdb;
 pub mod guest;
 pub mod kernel;
+pub mod merge;
+pub mod processes;
 pub mod snapshot;
 pub mod texts;
 

@@ -117,7 +117,12 @@ impl LinuxKernel {
             .ok()
             .filter(|&len| len <= BTF_BYTES_MAX)?;
         let types = BtfTypes::parse(linear.read(start, len))?;
-        let layout = KernelLayout::new(&types)?;
+        Self::with_types(symbols, &types)
+    }
+
+    /// A kernel with these symbols and types; `None` if the types lack a member that is needed.
+    pub fn with_types(symbols: Vec<KernelSymbol>, types: &BtfTypes) -> Option<Self> {
+        let layout = KernelLayout::new(types)?;
         Some(Self::from_parts(symbols, layout))
     }
 
