@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use xshell::cmd;
 
 use crate::artifacts::{build_payloads, build_static_binary, static_binary};
+use crate::guests::debian;
 use crate::guests::linux::{self, Tools};
 use crate::guests::make_images;
 use crate::lab::suite;
@@ -420,6 +421,11 @@ fn images() -> Result<()> {
             .env("HINDSIGHT", root().join(&binary))
             .run()?;
     }
+    packages::install(&["passt", "qemu-utils", "seabios"])?;
+    cmd!(shell, "sh ci/guest/debian-tests")
+        .env("HINDSIGHT", root().join(&binary))
+        .env("IMAGE", debian::make(&root().join("target/guests"))?)
+        .run()?;
     cmd!(
         shell,
         "cargo test --release -p hindsight --test snapshot --test gdb -- --ignored"

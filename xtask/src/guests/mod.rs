@@ -1,5 +1,6 @@
-//! Guest images: programs, multiboot images, the busybox initramfs, and Linux with its tools.
+//! Guest images: programs, multiboot images, the busybox initramfs, Linux with its tools, and Debian.
 
+pub mod debian;
 pub mod gdb;
 pub mod grub;
 pub mod initramfs;
