@@ -10,8 +10,8 @@ use super::merged::MergedReport;
 /// Coverage of one source file.
 #[derive(Debug, Default)]
 struct SourceCoverage {
-    /// Functions: line and executions, by name.
-    functions: BTreeMap<String, (u64, u64)>,
+    /// Functions: line, if a file has it, and executions, by name.
+    functions: BTreeMap<String, (Option<u64>, u64)>,
     /// Executions by line.
     lines: BTreeMap<u64, u64>,
     /// Executions by line, block and branch; none if the line was never reached.
@@ -30,7 +30,10 @@ impl SourceCoverage {
         match kind {
             "FN" => {
                 let [line, name] = fields(value)?;
-                self.functions.entry(name.to_owned()).or_default().0 = line.parse().ok()?;
+                let line = line.parse().ok()?;
+                // Functions of one name count as one, wherever they are: at the first of the lines.
+                let own = &mut self.functions.entry(name.to_owned()).or_default().0;
+                *own = Some(own.map_or(line, |own| own.min(line)));
             }
             "FNDA" => {
                 let [count, name] = fields(value)?;
@@ -61,7 +64,7 @@ impl SourceCoverage {
     fn write(&self, path: &str, out: &mut String) -> std::fmt::Result {
         writeln!(out, "SF:{path}")?;
         for (name, (line, _)) in &self.functions {
-            writeln!(out, "FN:{line},{name}")?;
+            writeln!(out, "FN:{},{name}", line.unwrap_or(0))?;
         }
         for (name, (_, count)) in &self.functions {
             writeln!(out, "FNDA:{count},{name}")?;
@@ -138,6 +141,10 @@ mod tests {
                         BRF:2\nBRH:1\nDA:3,3\nDA:9,0\nLF:2\nLH:1\nend_of_record\n";
         assert_eq!(merged, expected);
         assert_eq!(merge(&[file(second), file(first)]).unwrap().text, expected);
+        let moved = file("SF:a.c\nFN:2,main\n");
+        for files in [[file(first), moved.clone()], [moved, file(first)]] {
+            assert!(merge(&files).unwrap().text.contains("FN:2,main\nFNDA:1,"));
+        }
         for bad in [
             "SF:a\nDA:x,1\n",
             "DA:1,1\n",
