@@ -227,11 +227,22 @@ pub(crate) enum StepKind {
     Pop,
     Leave,
     Jcc(u8),
+    /// LOOP.
+    Loop,
+    /// JRCXZ.
+    JumpIfZero,
     Jump,
     JumpIndirect,
     Call,
     CallIndirect,
     Return,
+}
+
+impl StepKind {
+    /// Whether it is a branch that may not be taken.
+    pub(crate) const fn is_conditional(self) -> bool {
+        matches!(self, Self::Jcc(_) | Self::Loop | Self::JumpIfZero)
+    }
 }
 
 /// A guest instruction with the results of the analysis.
@@ -337,7 +348,7 @@ impl UnitAnalysis {
             if step.flags.written & ARITHMETIC == ARITHMETIC {
                 return visibility;
             }
-            if matches!(step.kind, StepKind::Jcc(_)) {
+            if step.kind.is_conditional() {
                 visibility = FlagVisibility::AtEdges;
             }
         }
@@ -502,6 +513,11 @@ fn kind(i: &Instruction) -> Option<StepKind> {
         return None;
     }
     let memory = has_memory(i);
+    if matches!(i.mnemonic(), M::Bt | M::Bts | M::Btr | M::Btc) {
+        let by_register = memory && i.op1_kind() == OpKind::Register;
+        let narrow = by_register && i.op1_register().size() == 2;
+        return (!narrow).then_some(StepKind::Bit);
+    }
     if i.has_lock_prefix() || memory && matches!(i.mnemonic(), M::Xchg | M::Xadd | M::Cmpxchg) {
         return is_atomic(i).then_some(StepKind::Atomic);
     }
@@ -524,8 +540,6 @@ fn kind(i: &Instruction) -> Option<StepKind> {
         M::Dec => StepKind::Step { decrement: true },
         M::Neg => StepKind::Neg,
         M::Test => StepKind::Test,
-        M::Bt if i.op1_kind() != OpKind::Register || !memory => StepKind::Bit,
-        M::Bts | M::Btr | M::Btc if !memory => StepKind::Bit,
         M::Tzcnt | M::Lzcnt | M::Popcnt => StepKind::Count,
         M::Mul | M::Imul => StepKind::Product,
         _ if i.condition_code() != ConditionCode::None && !i.is_jcc_short_or_near() => {
@@ -593,6 +607,8 @@ fn branch_kind(i: &Instruction) -> Option<StepKind> {
         _ => false,
     };
     Some(match i.code() {
+        Code::Loop_rel8_64_RCX => StepKind::Loop,
+        Code::Jrcxz_rel8_64 => StepKind::JumpIfZero,
         Code::Jmp_rel8_64 | Code::Jmp_rel32_64 => StepKind::Jump,
         Code::Call_rel32_64 => StepKind::Call,
         Code::Retnq | Code::Retnq_imm16 => StepKind::Return,

@@ -223,6 +223,17 @@ impl Assembler {
         Jump32(self.pos())
     }
 
+    /// Emits a jump that is taken if RCX is 0, or if it is not; it keeps the flags.
+    pub(crate) fn jump_if_zero(&mut self, zero: bool) -> Jump32 {
+        // JRCXZ has a short form only: it jumps over the jump, or over a short one to it.
+        if zero {
+            self.bytes(&[0xe3, 2, 0xeb, 5]);
+        } else {
+            self.bytes(&[0xe3, 5]);
+        }
+        self.jump(JMP)
+    }
+
     /// Sets the target of a jump to the next byte.
     pub(crate) fn here(&mut self, jump: Jump32) {
         self.lead(jump, self.pos());
@@ -312,6 +323,20 @@ mod tests {
             (
                 "movabs $0x123456789abc,%r10",
                 Box::new(|a| a.constant(ADDR, 0x1234_5678_9abc)),
+            ),
+            (
+                "jrcxz 0x0000000010000004; jmp 0x0000000010000009; jmp 0x0000000010000009",
+                Box::new(|a| {
+                    let jump = a.jump_if_zero(true);
+                    a.here(jump);
+                }),
+            ),
+            (
+                "jrcxz 0x0000000010000007; jmp 0x0000000010000007",
+                Box::new(|a| {
+                    let jump = a.jump_if_zero(false);
+                    a.here(jump);
+                }),
             ),
             (
                 "mov $0xFFFFFFFF81000000,%rax",

@@ -233,7 +233,7 @@ impl Core {
         let candidates = match last.flow_control() {
             FlowControl::Next => vec![fall],
             FlowControl::UnconditionalBranch => vec![taken()],
-            FlowControl::ConditionalBranch if last.is_jcc_short_or_near() => vec![fall, taken()],
+            FlowControl::ConditionalBranch => vec![fall, taken()],
             _ => return None,
         };
         let page = block.rip >> 12;

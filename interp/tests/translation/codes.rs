@@ -70,3 +70,31 @@ pub const BITS: [Code; 15] = [
     Code::VEX_Blsi_r64_rm64, Code::VEX_Blsmsk_r32_rm32, Code::VEX_Pdep_r64_r64_rm64, Code::VEX_Pext_r64_r64_rm64,
     Code::VEX_Mulx_r64_r64_rm64, Code::VEX_Pext_r32_r32_rm32,
 ];
+
+/// BT, BTS, BTR and BTC by a constant, for operands of 2, 4 and 8 bytes.
+pub const BIT_IMM: [[Code; 3]; 4] = [
+    [Code::Bt_rm16_imm8, Code::Bt_rm32_imm8, Code::Bt_rm64_imm8],
+    [
+        Code::Bts_rm16_imm8,
+        Code::Bts_rm32_imm8,
+        Code::Bts_rm64_imm8,
+    ],
+    [
+        Code::Btr_rm16_imm8,
+        Code::Btr_rm32_imm8,
+        Code::Btr_rm64_imm8,
+    ],
+    [
+        Code::Btc_rm16_imm8,
+        Code::Btc_rm32_imm8,
+        Code::Btc_rm64_imm8,
+    ],
+];
+
+/// The same by a register, for operands of 4 and 8 bytes.
+pub const BIT_REGISTER: [[Code; 2]; 4] = [
+    [Code::Bt_rm32_r32, Code::Bt_rm64_r64],
+    [Code::Bts_rm32_r32, Code::Bts_rm64_r64],
+    [Code::Btr_rm32_r32, Code::Btr_rm64_r64],
+    [Code::Btc_rm32_r32, Code::Btc_rm64_r64],
+];

@@ -1,7 +1,9 @@
 //! Generates random programs.
 
 use super::CODE;
-use super::codes::{BITS, CMOV, EXCHANGE, R_RM, RM_IMM, RM_R, SET, SHIFT, SHIFT_CL, UNARY};
+use super::codes::{
+    BIT_IMM, BIT_REGISTER, BITS, CMOV, EXCHANGE, R_RM, RM_IMM, RM_R, SET, SHIFT, SHIFT_CL, UNARY,
+};
 use super::random::Random;
 use iced_x86::{Code, Encoder, Instruction, MemoryOperand, Register};
 
@@ -58,7 +60,7 @@ impl Program {
         let size = self.random.pick(&SIZES);
         let index = SIZES.iter().position(|s| *s == size).unwrap_or(0);
         let (a, b) = (self.register(size), self.register(size));
-        let choice = self.random.below(34);
+        let choice = self.random.below(37);
         let n = usize::try_from(self.random.below(8)).unwrap_or(0);
         match choice {
             0..=5 => {
@@ -118,6 +120,19 @@ impl Program {
             29 => self.atomic(b, n, index),
             30 => self.divide(b),
             31 => self.bits(a, b),
+            34 => self.count_down(a, b),
+            35 => self.memory_bit(a),
+            36 => {
+                // JRCXZ over the next instruction
+                self.code.extend([0xe3, 0]);
+                let at = self.code.len();
+                self.add(Instruction::with2(
+                    Code::Add_rm64_r64,
+                    a.full_register(),
+                    b.full_register(),
+                ));
+                self.code[at - 1] = (self.code.len() - at) as u8;
+            }
             _ => self.skip(),
         }
     }
@@ -206,6 +221,53 @@ impl Program {
             }
         };
         self.add(instruction);
+    }
+
+    /// Adds a short loop that ends with LOOP.
+    fn count_down(&mut self, a: Register, b: Register) {
+        let (a, b) = (a.full_register(), b.full_register());
+        if [self.base, self.counter, a].contains(&Register::RCX) {
+            return;
+        }
+        let turns = 1 + self.random.below(9) as i32;
+        self.add(Instruction::with2(
+            Code::Mov_r32_imm32,
+            Register::ECX,
+            turns,
+        ));
+        let at = self.code.len();
+        for _ in 0..1 + self.random.below(3) {
+            let code =
+                self.random
+                    .pick(&[Code::Add_rm64_r64, Code::Adc_rm64_r64, Code::Mov_r64_rm64]);
+            self.add(Instruction::with2(code, a, b));
+        }
+        let back = self.code.len() + 2 - at;
+        self.code.extend([0xe2, (back as u8).wrapping_neg()]);
+    }
+
+    /// Adds BT, BTS, BTR or BTC of memory, most often with a bit near the operand.
+    fn memory_bit(&mut self, a: Register) {
+        let full = a.full_register();
+        let size = self.random.pick(&[2, 4, 8]);
+        let n = usize::try_from(self.random.below(4)).unwrap_or(0);
+        let memory = self.memory();
+        let instruction = if size == 2 || self.random.chance(2) {
+            let bit = self.random.below(256) as u32;
+            Instruction::with2(BIT_IMM[n][size / 4], memory, bit)
+        } else {
+            if !self.random.chance(50) {
+                let byte = sized(full, 1);
+                self.add(Instruction::with2(Code::Movsx_r64_rm8, full, byte));
+            }
+            Instruction::with2(BIT_REGISTER[n][size / 8], memory, sized(full, size))
+        };
+        // BT has no locked form.
+        let locked = n != 0 && self.random.chance(3);
+        self.add(instruction.map(|mut i| {
+            i.set_has_lock_prefix(locked);
+            i
+        }));
     }
 
     /// Moves or changes AH, CH, DH or BH.

@@ -9,14 +9,14 @@ use crate::flags::FlagKind;
 use iced_x86::{Instruction, Mnemonic as M, OpKind};
 
 /// The memory operand, whose host address is in R10.
-const MEMORY: Rm = Rm::At(ADDR, 0);
+pub(super) const MEMORY: Rm = Rm::At(ADDR, 0);
 
 impl Emitter<'_> {
     /// Emits ADD, OR, ADC, SBB, AND, SUB, XOR or CMP.
     pub(super) fn arithmetic(&mut self, step: &UnitStep, n: u8) -> Result<(), Retry> {
         let i = &step.insn;
         let size = operand_size(i);
-        let stores = self.stores_now()?;
+        let stores = self.stores_now();
         if is_high_byte(i.op0_register()) {
             return self.arithmetic_of_high_byte(step, n, stores);
         }
@@ -81,7 +81,7 @@ impl Emitter<'_> {
     pub(super) fn test(&mut self, step: &UnitStep) -> Result<(), Retry> {
         let i = &step.insn;
         let size = operand_size(i);
-        let stores = self.stores_now()?;
+        let stores = self.stores_now();
         if is_high_byte(i.op0_register()) {
             if stores {
                 self.copy_high_byte(TEMP, i.op0_register())?;
@@ -189,7 +189,7 @@ impl Emitter<'_> {
     pub(super) fn producer(&mut self, step: &UnitStep) -> Result<(), Retry> {
         let mut i = step.insn;
         let size = operand_size(&i);
-        let stores = self.stores_now()?;
+        let stores = self.stores_now();
         let memory = accesses_memory(&i);
         let operand = (0..i.op_count()).find(|&n| i.op_kind(n) == OpKind::Memory);
         let writes = memory
@@ -239,7 +239,7 @@ impl Emitter<'_> {
         if size < 4 {
             return self.cannot();
         }
-        let stores = self.stores_now()?;
+        let stores = self.stores_now();
         if accesses_memory(i) {
             self.operand(i, false)?;
             self.asm.load(size, TEMP, MEMORY);

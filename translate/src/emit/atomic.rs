@@ -21,7 +21,7 @@ impl Emitter<'_> {
         let size = operand_size(&i);
         debug_assert!(step.kind == StepKind::Atomic);
         let steps = matches!(i.mnemonic(), M::Inc | M::Dec);
-        let stores = step.flags.changed != 0 && self.stores_now()?;
+        let stores = step.flags.changed != 0 && self.stores_now();
         self.operand(&step.insn, true)?;
         if size > 1 {
             self.test_immediate(1, Rm::Reg(ADDR), i32::from(size) - 1);

@@ -4,7 +4,7 @@
 
 use super::{Emitter, Retry};
 use crate::analysis::{
-    ARITHMETIC, FlagVisibility, StepKind, UnitStep, accesses_memory, is_high_byte,
+    ARITHMETIC, FlagVisibility, StepKind, UnitAnalysis, UnitStep, accesses_memory, is_high_byte,
 };
 use crate::asm::{CALL, Host, RAX, Rm, TEMP};
 use crate::flags::{FlagKind, record, step_byte};
@@ -47,6 +47,59 @@ pub(super) fn immediate(i: &Instruction, size: u8) -> i32 {
         2 => i32::from(value as i16),
         _ => value as i32,
     }
+}
+
+/// Whether a step overwrites all arithmetic flags.
+const fn overwrites(step: &UnitStep) -> bool {
+    step.flags.written & ARITHMETIC == ARITHMETIC
+}
+
+/// Returns for each step whether its flag values are stored at edges, not after the step.
+///
+/// An edge stores the flags of all sunk steps before it. So a later step that changes only some of
+/// the flags, and stores them itself, must follow a step that has stored its own.
+pub(super) fn sunk_steps(analysis: &UnitAnalysis) -> Vec<bool> {
+    let steps = &analysis.steps;
+    let mut sunk = vec![false; steps.len()];
+    // Where the flags that are set before the current step are overwritten.
+    let mut end = steps.len();
+    // Whether a step before that stores some of the flags itself.
+    let mut stored = false;
+    for (at, step) in steps.iter().enumerate().rev() {
+        sunk[at] = !stored && can_sink(analysis, at, end);
+        if overwrites(step) {
+            (end, stored) = (at, false);
+        } else if step.flags.changed != 0 && step.visibility != FlagVisibility::No {
+            stored |= !sunk[at];
+        }
+    }
+    sunk
+}
+
+/// Whether the operands of a step, or its result, keep their values until its flags are overwritten
+/// at `end`.
+fn can_sink(analysis: &UnitAnalysis, at: usize, end: usize) -> bool {
+    let step = &analysis.steps[at];
+    let i = &step.insn;
+    if step.visibility != FlagVisibility::AtEdges
+        || accesses_memory(i)
+        || is_high_byte(i.op0_register())
+    {
+        return false;
+    }
+    let two = match step.kind {
+        StepKind::Alu(0 | 5) if i.op1_kind() == OpKind::Register => {
+            if i.op1_register().full_register() == i.op0_register().full_register() {
+                return false;
+            }
+            true
+        }
+        StepKind::Alu(7) | StepKind::Test => true,
+        StepKind::Alu(0 | 1 | 4 | 5 | 6) | StepKind::Step { .. } => false,
+        _ => return false,
+    };
+    let keeps = |r| analysis.keeps(r, at, end);
+    keeps(i.op0_register()) && (!two || i.op1_kind() != OpKind::Register || keeps(i.op1_register()))
 }
 
 impl Emitter<'_> {
@@ -127,48 +180,12 @@ impl Emitter<'_> {
         (self.home(i.op0_register()), source)
     }
 
-    /// Whether the flag values of a step are stored at edges, not after the step.
-    ///
-    /// This needs its operands, or its result, to keep their values until the edges.
-    pub(super) fn sinks(&self, at: usize) -> bool {
-        let step = &self.analysis.steps[at];
-        let i = &step.insn;
-        if step.visibility != FlagVisibility::AtEdges
-            || accesses_memory(i)
-            || is_high_byte(i.op0_register())
-        {
-            return false;
-        }
-        let two = match step.kind {
-            StepKind::Alu(0 | 5) if i.op1_kind() == OpKind::Register => {
-                if i.op1_register().full_register() == i.op0_register().full_register() {
-                    return false;
-                }
-                true
-            }
-            StepKind::Alu(7) | StepKind::Test => true,
-            StepKind::Alu(0 | 1 | 4 | 5 | 6) | StepKind::Step { .. } => false,
-            _ => return false,
-        };
-        let later = &self.analysis.steps[at + 1..];
-        let end = later
-            .iter()
-            .position(|s| s.flags.written & ARITHMETIC == ARITHMETIC)
-            .map_or(self.analysis.steps.len(), |n| at + 1 + n);
-        let keeps = |r| self.analysis.keeps(r, at, end);
-        keeps(i.op0_register())
-            && (!two || i.op1_kind() != OpKind::Register || keeps(i.op1_register()))
-    }
-
     /// Emits the sunk stores of an edge that comes after `before` steps.
     pub(super) fn sunk_stores(&mut self, before: usize) {
         let steps = &self.analysis.steps[..before];
-        let first = steps
-            .iter()
-            .rposition(|s| s.flags.written & ARITHMETIC == ARITHMETIC)
-            .unwrap_or(0);
+        let first = steps.iter().rposition(overwrites).unwrap_or(0);
         for at in first..before {
-            if self.sinks(at) {
+            if self.sunk[at] {
                 let step = self.analysis.steps[at];
                 self.sunk_store(&step);
             }
@@ -196,27 +213,9 @@ impl Emitter<'_> {
     }
 
     /// Whether the current step stores its flag values itself.
-    pub(super) fn stores_now(&self) -> Result<bool, Retry> {
-        let step = &self.analysis.steps[self.at];
-        if step.visibility == FlagVisibility::No || self.sinks(self.at) {
-            return Ok(false);
-        }
-        let partial = step.flags.written & ARITHMETIC != ARITHMETIC;
-        if partial && self.has_sunk() {
-            // The sunk store at an edge would overwrite this one.
-            return self.cannot();
-        }
-        Ok(true)
-    }
-
-    /// Whether a sunk store holds flags that were set before the current step.
-    fn has_sunk(&self) -> bool {
-        let steps = &self.analysis.steps[..self.at];
-        let first = steps
-            .iter()
-            .rposition(|s| s.flags.written & ARITHMETIC == ARITHMETIC)
-            .unwrap_or(0);
-        (first..self.at).any(|at| self.sinks(at))
+    pub(super) fn stores_now(&self) -> bool {
+        let visible = self.analysis.steps[self.at].visibility != FlagVisibility::No;
+        visible && !self.sunk[self.at]
     }
 
     /// Emits code that gets these guest flags into the host's flags.

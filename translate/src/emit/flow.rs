@@ -4,7 +4,7 @@ use super::memory::STACK;
 use super::same::redirect;
 use super::{EdgeCode, Emitter, ExitPoint, Late, Retry, UnitEdge};
 use crate::analysis::{BranchKind, Follow, UnitStep};
-use crate::asm::{ADDR, JMP, Rm, TEMP, jcc};
+use crate::asm::{ADDR, Assembler, JMP, Jump32, Rm, TEMP, jcc};
 use crate::layout::{Context, JUMP_BITS, JUMP_SHIFT, JUMPS, JumpEntry, jump_index};
 use iced_x86::OpKind;
 use std::mem::offset_of;
@@ -31,8 +31,14 @@ impl Emitter<'_> {
         step.block + 1 < self.analysis.blocks
     }
 
-    pub(super) fn jcc(&mut self, step: &UnitStep, condition: u8) -> Result<(), Retry> {
-        self.need(step.flags.read)?;
+    /// Emits a conditional branch.
+    ///
+    /// `jump` emits the host's jump, if the branch is taken or if it is not.
+    pub(super) fn branch(
+        &mut self,
+        step: &UnitStep,
+        jump: impl FnOnce(&mut Assembler, bool) -> Jump32,
+    ) {
         let taken = UnitEdge {
             target_rip: step.insn.near_branch_target(),
             rest: self.rest(step.block),
@@ -48,19 +54,18 @@ impl Emitter<'_> {
         };
         let follow = self.source.blocks[step.block].follow;
         if self.goes_on(step) && follow == Follow::Taken {
-            let from = self.asm.jump(&jcc(condition ^ 1));
+            let from = jump(&mut self.asm, false);
             self.late.push(Late::Edge { from, edge: fall });
             self.record_branch(&taken);
-            return Ok(());
+            return;
         }
-        let from = self.asm.jump(&jcc(condition));
+        let from = jump(&mut self.asm, true);
         self.late.push(Late::Edge { from, edge: taken });
         if self.goes_on(step) {
             self.record_branch(&fall);
         } else {
             self.edge(fall);
         }
-        Ok(())
     }
 
     pub(super) fn jump(&mut self, step: &UnitStep) {

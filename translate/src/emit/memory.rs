@@ -65,7 +65,7 @@ impl Emitter<'_> {
     /// Computes the linear address of the memory operand in R10; clobbers R11.
     ///
     /// The flags are kept unless the operand is relative to FS or GS.
-    fn address(&mut self, i: &Instruction) -> Result<(), Retry> {
+    pub(super) fn address(&mut self, i: &Instruction) -> Result<(), Retry> {
         let (base, index) = (i.memory_base(), i.memory_index());
         if base == Register::RIP || (base, index) == (Register::None, Register::None) {
             self.asm.constant(ADDR, i.memory_displacement64());

@@ -10,6 +10,7 @@
 mod accesses;
 mod alu;
 mod atomic;
+mod bits;
 mod divide;
 mod flags;
 mod flow;
@@ -18,10 +19,11 @@ mod same;
 mod vector;
 mod x87;
 
+use self::flags::sunk_steps;
 use crate::analysis::{
     AccessCounts, BranchKind, GuestBlock, StepKind, UnitAnalysis, UnitSource, UnitStep,
 };
-use crate::asm::{Assembler, CALL, Host, JMP, Jump32, Rm, TEMP};
+use crate::asm::{Assembler, CALL, Host, JMP, Jump32, RCX, Rm, TEMP, jcc};
 use crate::layout::{Context, jumps_offset, run_offset, tlb_offset};
 use crate::unit::UnitAccess;
 use crate::vector::VectorLevel;
@@ -194,6 +196,8 @@ pub(crate) struct Emitter<'a> {
     addresses: Addresses,
     /// Steps after which the host flags are saved for a later step.
     saves: &'a [usize],
+    /// For each step, whether its flag values are stored at edges, not after it.
+    sunk: Vec<bool>,
     first: FirstNumbers,
     exits: Vec<ExitPoint>,
     edges: Vec<EdgeCode>,
@@ -224,6 +228,7 @@ impl<'a> Emitter<'a> {
             analysis,
             addresses,
             saves,
+            sunk: sunk_steps(analysis),
             first,
             exits: Vec::new(),
             edges: Vec::new(),
@@ -285,17 +290,27 @@ impl<'a> Emitter<'a> {
             | StepKind::Neg
             | StepKind::Shift(..)
             | StepKind::Product
-            | StepKind::Bit
             | StepKind::Count => self.producer(step)?,
             StepKind::Divide { signed } => self.divide(step, signed)?,
             StepKind::Scan { reverse } => self.scan(step, reverse)?,
+            StepKind::Bit => self.bit(step)?,
             StepKind::Atomic => self.atomic(step)?,
             StepKind::Vector => self.vector(step)?,
             StepKind::X87 => self.x87(step)?,
             StepKind::Push => self.push(step)?,
             StepKind::Pop => self.pop(step)?,
             StepKind::Leave => self.leave_frame(),
-            StepKind::Jcc(condition) => self.jcc(step, condition)?,
+            StepKind::Jcc(condition) => {
+                self.need(step.flags.read)?;
+                self.branch(step, |asm, taken| {
+                    asm.jump(&jcc(condition ^ u8::from(!taken)))
+                });
+            }
+            StepKind::Loop => {
+                self.asm.lea(RCX, RCX, -1);
+                self.branch(step, |asm, taken| asm.jump_if_zero(!taken));
+            }
+            StepKind::JumpIfZero => self.branch(step, Assembler::jump_if_zero),
             StepKind::Jump => self.jump(step),
             StepKind::JumpIndirect => self.jump_indirect(step)?,
             StepKind::Call => self.call(step)?,
@@ -320,15 +335,16 @@ impl<'a> Emitter<'a> {
         let Some(last) = self.analysis.steps.last() else {
             return;
         };
-        if matches!(
-            last.kind,
-            StepKind::Jcc(_)
-                | StepKind::Jump
-                | StepKind::JumpIndirect
-                | StepKind::Call
-                | StepKind::CallIndirect
-                | StepKind::Return
-        ) {
+        if last.kind.is_conditional()
+            || matches!(
+                last.kind,
+                StepKind::Jump
+                    | StepKind::JumpIndirect
+                    | StepKind::Call
+                    | StepKind::CallIndirect
+                    | StepKind::Return
+            )
+        {
             return;
         }
         self.edge(UnitEdge {

@@ -53,7 +53,7 @@ impl Emitter<'_> {
     /// Emits a vector instruction.
     pub(super) fn vector(&mut self, step: &UnitStep) -> Result<(), Retry> {
         let mut i = step.insn;
-        let stores = step.flags.changed != 0 && self.stores_now()?;
+        let stores = step.flags.changed != 0 && self.stores_now();
         debug_assert!(step.flags.read == 0);
         let memory = accesses_memory(&i);
         if memory {

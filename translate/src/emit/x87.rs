@@ -19,7 +19,7 @@ impl Emitter<'_> {
     /// Emits an x87 instruction.
     pub(super) fn x87(&mut self, step: &UnitStep) -> Result<(), Retry> {
         let mut i = step.insn;
-        let stores = step.flags.changed != 0 && self.stores_now()?;
+        let stores = step.flags.changed != 0 && self.stores_now();
         debug_assert!(step.flags.read == 0);
         self.need_x87(step);
         if accesses_memory(&i) {
