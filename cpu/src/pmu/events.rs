@@ -31,7 +31,8 @@ pub enum EventKind {
     Load,
     /// An instruction that writes memory.
     Store,
-    /// A tick of the TSC during which the processor was not halted; the core runs at that rate.
+    /// A cycle of the core: one for each retired instruction, and one for each further iteration of a
+    /// repeated string instruction.
     Cycle,
     /// The processor left the halted state.
     Wake,
@@ -89,10 +90,12 @@ pub enum EventKind {
     OffcoreCodeHit,
     /// A fetch requested a line from the L3, which read it from memory.
     OffcoreCodeMiss,
+    /// A tick of the TSC during which the processor was not halted.
+    TscTick,
 }
 
 /// Number of kinds.
-const KINDS: usize = EventKind::OffcoreCodeMiss as usize + 1;
+const KINDS: usize = EventKind::TscTick as usize + 1;
 
 /// The privilege ring in which an event happened.
 ///
@@ -142,8 +145,10 @@ pub struct EventKinds(u64);
 impl EventKinds {
     /// The empty set.
     pub const NONE: Self = Self(0);
-    /// Unhalted cycles.
+    /// Unhalted core cycles.
     pub const CYCLES: Self = Self::of(&[EventKind::Cycle]);
+    /// Unhalted ticks of the TSC.
+    pub const TSC_TICKS: Self = Self::of(&[EventKind::TscTick]);
     /// Retired instructions.
     pub const INSTRUCTIONS: Self = Self::of(&[EventKind::Instruction]);
     /// The cache level that served the loads of an instruction.
@@ -243,7 +248,8 @@ const fn key(class: BranchClass, ring: Ring, mispredicted: bool) -> usize {
 
 /// How often each kind of event has happened, by ring.
 ///
-/// Only differences count, modulo 2^64.
+/// Only differences count, modulo 2^64. A snapshot has no [`EventKind::TscTick`]: in deterministic
+/// runs, which alone can be saved, the core's cycles are the ticks of the TSC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(
@@ -252,6 +258,10 @@ const fn key(class: BranchClass, ring: Ring, mispredicted: bool) -> usize {
 )]
 pub struct EventTotals([[u64; 2]; KINDS]);
 
+/// Number of kinds in a snapshot: all but the last.
+#[cfg(feature = "serde")]
+const SAVED_KINDS: usize = EventKind::TscTick as usize;
+
 /// The totals in a snapshot, in the order of the kinds.
 #[cfg(feature = "serde")]
 type SavedTotals = Vec<[u64; 2]>;
@@ -259,7 +269,7 @@ type SavedTotals = Vec<[u64; 2]>;
 #[cfg(feature = "serde")]
 impl From<EventTotals> for SavedTotals {
     fn from(totals: EventTotals) -> Self {
-        totals.0.to_vec()
+        totals.0[..SAVED_KINDS].to_vec()
     }
 }
 
@@ -268,10 +278,13 @@ impl TryFrom<SavedTotals> for EventTotals {
     type Error = &'static str;
 
     fn try_from(saved: SavedTotals) -> Result<Self, Self::Error> {
-        let totals = saved.try_into();
-        totals
-            .map(Self)
-            .map_err(|_| "another number of event kinds")
+        let saved: [[u64; 2]; SAVED_KINDS] = saved
+            .try_into()
+            .map_err(|_| "another number of event kinds")?;
+        let mut totals = Self::default();
+        totals.0[..SAVED_KINDS].copy_from_slice(&saved);
+        totals.0[EventKind::TscTick as usize] = saved[EventKind::Cycle as usize];
+        Ok(totals)
     }
 }
 

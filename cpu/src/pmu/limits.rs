@@ -23,9 +23,10 @@ bitflags! {
         const NOT_TAKEN = 1 << 2;
         /// Loads and stores.
         const ACCESSES = 1 << 3;
-        /// Unhalted cycles; without [`PmuNeeds::RING_CYCLES`] they may be in either ring.
+        /// Unhalted core cycles or ticks of the TSC; without [`PmuNeeds::RING_CYCLES`] they may be in
+        /// either ring.
         const CYCLES = 1 << 4;
-        /// Unhalted cycles by ring.
+        /// Those by ring.
         const RING_CYCLES = 1 << 5;
         /// A PEBS record may become due, which needs the address of the last instruction.
         const RECORDS = 1 << 6;
@@ -117,8 +118,10 @@ pub struct PmuLimits {
     pub branches: EventQuota,
     /// Instructions that read or write memory, or references to the L3.
     pub accesses: EventQuota,
-    /// Unhalted ticks of the TSC.
+    /// Unhalted core cycles.
     pub cycles: EventQuota,
+    /// Unhalted ticks of the TSC.
+    pub ticks: EventQuota,
     /// The last instruction before a limit of instructions or cycles must be executed alone,
     /// because a PEBS record describes it.
     pub last_alone: bool,
@@ -131,6 +134,7 @@ impl PmuLimits {
         branches: EventQuota::NONE,
         accesses: EventQuota::NONE,
         cycles: EventQuota::NONE,
+        ticks: EventQuota::NONE,
         last_alone: false,
     };
 }
@@ -174,6 +178,9 @@ impl EngineCounting {
     }
 }
 
+/// What advances with time.
+const CLOCKS: EventKinds = EventKinds::CYCLES.union(EventKinds::TSC_TICKS);
+
 impl Pmu {
     /// What the totals must contain for the counters that run.
     pub fn needs(&self) -> PmuNeeds {
@@ -185,7 +192,7 @@ impl Pmu {
                 (EventKinds::BRANCHES, PmuNeeds::BRANCHES),
                 (EventKinds::of(&[EventKind::NotTaken]), PmuNeeds::NOT_TAKEN),
                 (EventKinds::ACCESSES, PmuNeeds::ACCESSES),
-                (EventKinds::CYCLES, PmuNeeds::CYCLES),
+                (CLOCKS, PmuNeeds::CYCLES),
                 (
                     EventKinds::MISPREDICTED,
                     PmuNeeds::BRANCHES
@@ -198,7 +205,7 @@ impl Pmu {
                     needs |= need;
                 }
             }
-            if kinds.intersects(EventKinds::CYCLES) && !source.rings.is_all() {
+            if kinds.intersects(CLOCKS) && !source.rings.is_all() {
                 needs |= PmuNeeds::RING_CYCLES;
             }
             if source.precise.is_some() {
@@ -214,8 +221,7 @@ impl Pmu {
     /// Whether some counter is enabled.
     ///
     /// The global enable and freeze bits do not matter, because handlers of overflows toggle them
-    /// all the time. A counter of cycles counts as well, although they come from the clock: under
-    /// KVM, RDPMC does not exit.
+    /// all the time. A counter of cycles counts as well: under KVM, RDPMC does not exit.
     pub fn is_set_up(&self) -> bool {
         let fixed = FIXED_COUNTERS_ON & self.fixed_control != 0;
         fixed
@@ -269,13 +275,16 @@ impl PmuLimits {
             self.accesses.tighten(source, left);
         }
         if kinds.intersects(EventKinds::CYCLES) {
+            self.cycles.tighten(source, left);
+        }
+        if kinds.intersects(EventKinds::TSC_TICKS) {
             let ticks = if source.event.crystal {
                 // The first crystal tick may be due at once; the others take at least `ratio` each.
                 (left - 1).saturating_mul(ratio).max(1)
             } else {
                 left
             };
-            self.cycles.tighten(source, ticks);
+            self.ticks.tighten(source, ticks);
         }
         self.last_alone |= source.precise == Some(PebsTiming::Here);
     }

@@ -184,11 +184,12 @@ impl PmuEvent {
         }
     }
 
-    /// What fixed counter `index`, 0 to 2, counts: instructions, core cycles, TSC cycles.
+    /// What fixed counter `index`, 0 to 2, counts: instructions, core cycles, ticks of the TSC.
     pub const fn fixed(index: usize) -> Self {
         Self::plain(match index {
             0 => EventKinds::INSTRUCTIONS,
-            _ => EventKinds::CYCLES,
+            1 => EventKinds::CYCLES,
+            _ => EventKinds::TSC_TICKS,
         })
     }
 }

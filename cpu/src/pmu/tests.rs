@@ -1,7 +1,7 @@
 use super::events::EventKind::{
     Call, Cycle, Far, Instruction, Jump, Load, NotTaken, Return, Store,
 };
-use super::events::EventKind::{TakenConditional, Wake};
+use super::events::EventKind::{TakenConditional, TscTick, Wake};
 use super::pebs::{PebsDue, PebsRecords, PebsSample};
 use super::*;
 use crate::branch::bts::DsMemory;
@@ -235,9 +235,10 @@ fn fixed_counters_count_instructions_and_cycles_by_ring() {
     for ring in [Ring::Os, Ring::User] {
         let _ = rig.report(Instruction, ring, 10);
         let _ = rig.report(Cycle, ring, 100);
+        let _ = rig.report(TscTick, ring, 150);
     }
     let values = [0, 1, 2].map(|n| rig.pmu.read(FIXED + n));
-    assert_eq!(values, [10, 100, 200]);
+    assert_eq!(values, [10, 100, 300]);
 }
 
 /// Rule PMU-08.
@@ -329,7 +330,7 @@ fn mem_inst_retired_separates_loads_and_stores() {
 fn crystal_cycles_accumulate_without_rounding_loss() {
     let mut rig = Rig::counting(0x3c, 1, 0);
     for _ in 0..1000 {
-        let _ = rig.report(Cycle, Ring::Os, 33);
+        let _ = rig.report(TscTick, Ring::Os, 33);
     }
     assert_eq!(rig.pmu.read(PMC), 330);
 }

@@ -109,6 +109,12 @@ impl<B: Bus, I: InterruptController> ModelPlatform<B, I> {
         self.msrs.tsc().read(self.ticks)
     }
 
+    /// Adds core cycles, each of which is a tick of the clock.
+    const fn add_cycles(&mut self, ring: Ring, count: u64) {
+        self.totals.add(EventKind::Cycle, ring, count);
+        self.totals.add(EventKind::TscTick, ring, count);
+    }
+
     fn report_time(&mut self) {
         let tsc = self.read_tsc();
         self.interrupts.advance(self.ticks, tsc);
@@ -250,9 +256,8 @@ impl<B: Bus, I: InterruptController> InterruptSource for ModelPlatform<B, I> {
         self.totals
             .add(EventKind::Instruction, Ring::User, new.user);
         let user = new.user_cycles();
-        self.totals.add(EventKind::Cycle, Ring::User, user);
-        self.totals
-            .add(EventKind::Cycle, Ring::Os, new.cycles - user);
+        self.add_cycles(Ring::User, user);
+        self.add_cycles(Ring::Os, new.cycles - user);
         if new.cycles != 0 {
             self.ticks = self.ticks.wrapping_add(new.cycles);
             self.report_time();

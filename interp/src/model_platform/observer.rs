@@ -1,7 +1,7 @@
 //! Passes what the interpreter reports of a guest to the models.
 
+use hindsight_cpu::pmu::PmuNeeds;
 use hindsight_cpu::pmu::pebs::PebsOutcome;
-use hindsight_cpu::pmu::{EventKind, PmuNeeds};
 use hindsight_cpu::uarch::{AccessEvents, MemoryAccess};
 
 use super::{InterruptController, ModelPlatform};
@@ -40,7 +40,8 @@ impl<B: Bus, I: InterruptController> Observer for ModelPlatform<B, I> {
             due.data = due_access.map(|access| self.uarch.data(access));
         }
         // An instruction is at least one cycle.
-        let cycles = self.msrs.pmu().limits().cycles;
+        let limits = self.msrs.pmu().limits();
+        let cycles = limits.cycles.min(&limits.ticks);
         counting.instructions = counting.instructions.min(&cycles);
         counting
     }
@@ -60,7 +61,7 @@ impl<B: Bus, I: InterruptController> Observer for ModelPlatform<B, I> {
         let delayed = self.uarch.take_delay_cycles();
         if delayed != 0 {
             self.ticks = self.ticks.wrapping_add(delayed);
-            self.totals.add(EventKind::Cycle, ring, delayed);
+            self.add_cycles(ring, delayed);
             self.report_time();
         }
         used

@@ -1,5 +1,5 @@
-//! The totals behind one vCPU's performance counters: events that an engine reports, and cycles,
-//! which are the clock's ticks less the time in which the vCPU was halted.
+//! The totals behind one vCPU's performance counters: events that an engine reports, and ticks,
+//! which are the clock's less the time in which the vCPU was halted.
 
 use hindsight_cpu::pmu::{EventKind, EventTotals, Ring};
 use hindsight_devices::clock::Ticks;
@@ -9,7 +9,7 @@ use crate::state::{PmuTotalsState, RingShare};
 /// Totals of one vCPU since the machine was created.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PmuTotals {
-    /// All but the cycles, which [`PmuTotals::up_to`] fills in.
+    /// All but cycles and ticks, which [`PmuTotals::up_to`] fills in.
     pub totals: EventTotals,
     /// Ticks spent halted, up to `halted_since`.
     halted: Ticks,
@@ -17,6 +17,16 @@ pub struct PmuTotals {
     halted_since: Option<Ticks>,
     /// Where both rings stood when cycles were last given to them.
     split: RingShare,
+    /// Core cycles that an engine has executed, and how many of them were given to the rings; `None`
+    /// if they are the ticks of the clock, as in deterministic runs.
+    core: Option<CoreCycles>,
+}
+
+/// Core cycles of one vCPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct CoreCycles {
+    executed: u64,
+    split: u64,
 }
 
 impl PmuTotals {
@@ -25,6 +35,11 @@ impl PmuTotals {
         let system = count.wrapping_sub(user);
         self.totals.set(EventKind::Instruction, Ring::Os, system);
         self.totals.set(EventKind::Instruction, Ring::User, user);
+    }
+
+    /// Sets the core cycles executed so far, where they are not the ticks of the clock.
+    pub fn set_core_cycles(&mut self, executed: u64) {
+        self.core.get_or_insert_default().executed = executed;
     }
 
     /// Instructions retired so far.
@@ -55,6 +70,7 @@ impl PmuTotals {
             halted: state.halted,
             halted_since: state.halted_since,
             split: state.split,
+            core: None,
         };
     }
 
@@ -75,29 +91,45 @@ impl PmuTotals {
 
     /// The totals at `now`.
     ///
-    /// Deviation: the cycles since the last call are divided among the rings in proportion to the
-    /// instructions that each has retired. Where an instruction is a cycle, as in deterministic mode,
-    /// that is exact.
+    /// Deviation: the cycles and ticks since the last call are divided among the rings in proportion
+    /// to the instructions that each has retired. For cycles that is exact unless a repeated string
+    /// instruction and a change of the privilege level are in the same interval; in deterministic
+    /// runs, a cycle is a tick.
     pub fn up_to(&mut self, now: Ticks) -> EventTotals {
         let since = self
             .halted_since
             .map_or(0, |since| now.saturating_sub(since));
-        let cycles = now.saturating_sub(self.halted.saturating_add(since));
+        let ticks = now.saturating_sub(self.halted.saturating_add(since));
         let instructions =
             [Ring::Os, Ring::User].map(|r| self.totals.get(EventKind::Instruction, r));
-        let new = cycles.saturating_sub(self.split.cycles);
-        let [system, user] =
-            [0, 1].map(|r| u128::from(instructions[r].wrapping_sub(self.split.instructions[r])));
-        let share = (u128::from(new) * user).checked_div(system + user);
-        let share = u64::try_from(share.unwrap_or(0)).unwrap_or(new);
-        self.totals.add(EventKind::Cycle, Ring::User, share);
-        self.totals
-            .add(EventKind::Cycle, Ring::Os, new - share.min(new));
+        let new = ticks.saturating_sub(self.split.cycles);
+        let retired = [0, 1].map(|r| instructions[r].wrapping_sub(self.split.instructions[r]));
+        self.divide(EventKind::TscTick, new, retired);
+        let cycles = self.core.as_mut().map_or(new, CoreCycles::take);
+        self.divide(EventKind::Cycle, cycles, retired);
         self.split = RingShare {
-            cycles: cycles.max(self.split.cycles),
+            cycles: ticks.max(self.split.cycles),
             instructions,
         };
         self.totals
+    }
+
+    /// Adds `new` events, divided among the rings in proportion to the instructions `retired`.
+    fn divide(&mut self, kind: EventKind, new: u64, retired: [u64; 2]) {
+        let [system, user] = retired.map(u128::from);
+        let share = (u128::from(new) * user).checked_div(system + user);
+        let share = u64::try_from(share.unwrap_or(0)).unwrap_or(new).min(new);
+        self.totals.add(kind, Ring::User, share);
+        self.totals.add(kind, Ring::Os, new - share);
+    }
+}
+
+impl CoreCycles {
+    /// The cycles since the last call.
+    const fn take(&mut self) -> u64 {
+        let new = self.executed.wrapping_sub(self.split);
+        self.split = self.executed;
+        new
     }
 }
 
@@ -130,6 +162,23 @@ mod tests {
         assert_eq!(cycles(&events.up_to(80)), [50, 30]);
         // No instruction retired: the cycles count for CPL 0.
         assert_eq!(cycles(&events.up_to(90)), [60, 30]);
+    }
+
+    #[test]
+    fn executed_cycles_are_not_the_ticks_of_the_clock() {
+        let mut events = PmuTotals::default();
+        events.retired(30, 10);
+        events.set_core_cycles(60);
+        let totals = events.up_to(9000);
+        assert_eq!(cycles(&totals), [40, 20]);
+        let ticks = [Ring::Os, Ring::User].map(|ring| totals.get(EventKind::TscTick, ring));
+        assert_eq!(ticks, [6000, 3000]);
+        events.halt(9000);
+        assert_eq!(events.up_to(20_000), totals);
+        assert!(events.wake(20_000));
+        events.retired(35, 10);
+        events.set_core_cycles(65);
+        assert_eq!(cycles(&events.up_to(20_100)), [45, 20]);
     }
 
     #[test]

@@ -275,7 +275,7 @@ case! {
 
 case! {
     name: "busy_cycles", cpl: [0], rules: ["EVT-04", "EVT-05"], needs: ["tsc-offset"], timeout_ms: 10000,
-    about: "cycles follow the TSC in a busy loop, and the crystal's cycles the crystal",
+    about: "in a busy loop, reference cycles follow the TSC, and the crystal's cycles the crystal",
     fn body(ctx) {
         need_pmu!(ctx);
         pmu::select(0, 0x3c, 0, ON);
@@ -286,14 +286,12 @@ case! {
         clock::wait(20);
         pmu::stop();
         let passed = insn::rdtsc() - before;
-        for (cycles, label) in [
-            (pmu::get(0), "core cycles"),
-            (pmu::fixed(1), "fixed counter 1"),
-            (pmu::fixed(2), "fixed counter 2"),
-        ] {
-            check!(cycles <= passed, label);
-            check!(cycles >= passed / 10 * 9, label);
-        }
+        // The core's frequency is not the TSC's.
+        check!(pmu::get(0) != 0, "core cycles");
+        check!(pmu::get(0).abs_diff(pmu::fixed(1)) <= 100, "fixed counter 1");
+        let reference = pmu::fixed(2);
+        check!(reference <= passed, "fixed counter 2 ran ahead");
+        check!(reference >= passed / 10 * 9, "fixed counter 2 fell behind");
         let (Some(tsc), Some(crystal)) = (clock::tsc_hz(), clock::crystal_hz()) else {
             skip!(ctx, "CPUID.15H does not say the frequencies");
         };

@@ -306,6 +306,8 @@ impl InterruptSource for InterpPlatform {
                 log.cycles = cycles;
                 self.model.board.time.clock.advance(new);
             }
+        } else {
+            self.model.pmu_totals().set_core_cycles(cycles);
         }
     }
 
@@ -389,13 +391,16 @@ impl Observer for InterpPlatform {
             self.model.count();
         }
         let counting = self.model.counting();
-        let cycles = self.model.msrs.pmu().limits().cycles;
-        let as_instructions = if self.log.is_some() {
+        let limits = self.model.msrs.pmu().limits();
+        let ticks = if self.log.is_some() {
             // An instruction is a tick of the clock.
-            cycles
+            limits.ticks
         } else {
-            cycles.map(|ticks| (ticks / TICKS_PER_INSTRUCTION).max(INSTRUCTIONS_MIN))
+            let instructions = |ticks: u64| (ticks / TICKS_PER_INSTRUCTION).max(INSTRUCTIONS_MIN);
+            limits.ticks.map(instructions)
         };
+        // An instruction is at least one cycle.
+        let as_instructions = limits.cycles.min(&ticks);
         let counter = self.model.counter.as_ref();
         let counted = counter.is_some_and(|counter| counter.counts_accesses());
         let traced_accesses = self.model.traced_kinds().contains(EventKinds::ACCESSES);
