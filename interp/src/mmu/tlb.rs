@@ -344,24 +344,42 @@ impl Tlb {
                 self.evict_at(Self::index(lin, set.offset(context)), lin >> 12);
             }
         }
-        let entered = |map: &[u64; 16], shift| {
+        let is_in = |map: &[u64; 16], shift| {
             let (word, mask) = map_bit(lin, shift);
             map[word] & mask != 0
         };
-        if !entered(&self.large, 22) && !entered(&self.huge, 30) {
+        if !is_in(&self.large, 22) && !is_in(&self.huge, 30) {
             return false;
         }
+        let (mut large_left, mut huge_left) = (false, false);
         let first = self.entries.iter_mut().zip(self.details.iter_mut());
         let second = self
             .displaced
             .iter_mut()
             .map(|(entry, details)| (entry, details));
-        for (entry, details) in first.chain(second) {
-            if details.shift > 12 && (entry.tag ^ lin) >> details.shift == 0 {
+        for (entry, details) in first.chain(second).filter(|(_, d)| d.shift > 12) {
+            if (entry.tag ^ lin) >> details.shift == 0 {
                 entry.tag = 0;
             }
-            if details.shift > 12 && (details.global ^ lin) >> details.shift == 0 {
+            if (details.global ^ lin) >> details.shift == 0 {
                 details.global = 0;
+            }
+            let (left, shift) = match details.shift {
+                30 => (&mut huge_left, 30),
+                _ => (&mut large_left, 22),
+            };
+            let is_here = |tag: u64| tag != 0 && map_bit(tag, shift) == map_bit(lin, shift);
+            *left |= is_here(entry.tag) || is_here(details.global);
+        }
+        // A region without parts of large pages need not be searched again: the caller forgets all that it
+        // knows of pages in any case.
+        for (map, shift, left) in [
+            (&mut self.large, 22, large_left),
+            (&mut self.huge, 30, huge_left),
+        ] {
+            let (word, mask) = map_bit(lin, shift);
+            if !left {
+                map[word] &= !mask;
             }
         }
         true
@@ -760,5 +778,24 @@ mod tests {
         assert_eq!(gpa(&tlb, next + 0x6000), Some(0x6000));
         tlb.evict(huge + 0x3000_0000);
         assert_eq!(gpa(&tlb, huge + 0x12_3000), None);
+    }
+
+    #[test]
+    fn regions_without_large_pages_are_not_searched() {
+        let mut tlb = Tlb::new();
+        // Two pages of 2 MiB in one region.
+        let (first, second) = (0x4000_0000, 0x4020_0000);
+        for lin in [first, second + 0x3000] {
+            tlb.insert(lin, TlbSet::Supervisor, 0, page(0x5000, true, 21));
+        }
+        assert!(tlb.evict(first + 0x1000));
+        assert_eq!(gpa(&tlb, second + 0x3000), Some(0x5000));
+        assert!(tlb.evict(second));
+        assert_eq!(gpa(&tlb, second + 0x3000), None);
+        assert!(!tlb.evict(second) && !tlb.evict(first));
+        tlb.insert(first, TlbSet::Supervisor, 0, page(0x5000, false, 30));
+        assert!(tlb.evict(second));
+        assert_eq!(gpa(&tlb, first), None);
+        assert!(!tlb.evict(second));
     }
 }
