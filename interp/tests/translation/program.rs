@@ -122,17 +122,7 @@ impl Program {
             31 => self.bits(a, b),
             34 => self.count_down(a, b),
             35 => self.memory_bit(a),
-            36 => {
-                // JRCXZ over the next instruction
-                self.code.extend([0xe3, 0]);
-                let at = self.code.len();
-                self.add(Instruction::with2(
-                    Code::Add_rm64_r64,
-                    a.full_register(),
-                    b.full_register(),
-                ));
-                self.code[at - 1] = (self.code.len() - at) as u8;
-            }
+            36 => self.skip_if_zero(a, b),
             _ => self.skip(),
         }
     }
@@ -221,6 +211,15 @@ impl Program {
             }
         };
         self.add(instruction);
+    }
+
+    /// Adds JRCXZ over the next instruction.
+    fn skip_if_zero(&mut self, a: Register, b: Register) {
+        let (a, b) = (a.full_register(), b.full_register());
+        self.code.extend([0xe3, 0]);
+        let at = self.code.len();
+        self.add(Instruction::with2(Code::Add_rm64_r64, a, b));
+        self.code[at - 1] = (self.code.len() - at) as u8;
     }
 
     /// Adds a short loop that ends with LOOP.

@@ -63,7 +63,7 @@ impl Emitter<'_> {
             self.asm.load(8, TEMP, offset);
         }
         // SAR R11; SHL R11
-        let (bits, bytes) = (size.trailing_zeros() as u8 + 3, size.trailing_zeros() as u8);
+        let (bits, bytes) = if size == 4 { (5, 2) } else { (6, 3) };
         self.asm.bytes(&[0x49, 0xc1, 0xfb, bits]);
         self.asm.bytes(&[0x49, 0xc1, 0xe3, bytes]);
         self.asm.alu(0, 8, Rm::Reg(ADDR), TEMP);
