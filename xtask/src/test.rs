@@ -1,5 +1,6 @@
 //! `ci/test`: the steps, in their order, and how they are run.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -189,7 +190,7 @@ const STEPS: &[TestStep] = &[
     step(
         "perf",
         perf,
-        "Linux's own perf and rr in a guest, against what a program is known to do",
+        "Linux's own perf with each processor model, and rr, against what a program is known to do",
     ),
 ];
 
@@ -436,26 +437,30 @@ fn images() -> Result<()> {
 }
 
 fn rdt() -> Result<()> {
-    judge_linux("rdt_judge", Tools::Rdt, "guests-rdt")
+    judge_linux("rdt_judge", Tools::Rdt, "guests-rdt", &[&[]])
 }
 
+/// Judges Linux's perf with the default model, then shortly with each of the other models.
 fn perf() -> Result<()> {
-    judge_linux("perf_judge", Tools::Perf, "guests-perf")
+    let runs: [&[&str]; 2] = [&[], &["--models"]];
+    judge_linux("perf_judge", Tools::Perf, "guests-perf", &runs)
 }
 
-fn judge_linux(module: &str, tools: Tools, folder: &str) -> Result<()> {
+fn judge_linux(module: &str, tools: Tools, folder: &str, runs: &[&[&str]]) -> Result<()> {
     build_static_binary()?;
     let guests = root().join("target").join(folder);
     linux::make(tools, &guests)?;
     let binary = static_binary();
-    judge(
-        module,
-        &[
+    for options in runs {
+        let mut arguments = vec![
             guests.as_os_str(),
             "--hindsight".as_ref(),
             binary.as_os_str(),
-        ],
-    )
+        ];
+        arguments.extend(options.iter().map(OsStr::new));
+        judge(module, &arguments)?;
+    }
+    Ok(())
 }
 
 /// Builds the payloads where the tools expect them.

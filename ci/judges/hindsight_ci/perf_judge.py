@@ -3,7 +3,9 @@
 The guest boots twice with --deterministic and must print the same both times, to the last digit;
 --once leaves out the second time. It boots once more for rr. What perf counts must be what the
 program does, and its samples must be exactly those that executing the program step by step
-gives. Prints one line a check; exit status 1 if one failed, 2 for wrong usage.
+gives. With --model, which can be repeated, or --models, it boots once with each of these processor
+models instead, and judges the counts, branch records and branch trace that all of them have.
+Prints one line a check; exit status 1 if one failed, 2 for wrong usage.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import pathlib
 import re
 import sys
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from hindsight_ci.checks import Checks
 from hindsight_ci.linux_guest import boot, sections
@@ -34,6 +36,9 @@ LINE = (
     "console=ttyS0 quiet panic=-1 nmi_watchdog=0 cryptomgr.notests "
     "hindsight.script=/files/guest-perf"
 )
+# On a busy host the ticks of the PIT merge, by which Linux tests it where it needs the PIT: without
+# the TSC deadline, before Sandy Bridge.
+MODEL_LINE = LINE + " no_timer_check hindsight.model"
 # Cycles of a load by the level that serves it, in perf's words (docs/reference/pmu.md).
 LATENCIES = {"L1 hit": 5, "L2 hit": 14, "L3 hit": 60, "RAM hit": 240}
 
@@ -60,22 +65,38 @@ TESTS = (
 )
 SKIPPED = "Read Only Watchpoint"
 
-# What Linux's driver says of the models of other generations, and of the default one.
+
+class Model(NamedTuple):
+    """A processor model of another generation."""
+
+    # What Linux's driver says of it.
+    phrases: tuple[str, ...]
+    # Entries of the LBR stack.
+    entries: int
+    # The sections whose counts are known, besides those of instructions and branches.
+    counted: tuple[str, ...] = ("conditional",)
+
+
 MODELS = {
-    "skylake-server": ("PEBS fmt3+", "Skylake events", "32-deep LBR", "full-width counters"),
-    "skylake": ("PEBS fmt3+", "Skylake events", "32-deep LBR", "full-width counters"),
-    "broadwell": ("PEBS fmt2+", "Broadwell events", "16-deep LBR", "full-width counters"),
-    "haswell": ("PEBS fmt2+", "Haswell events", "16-deep LBR", "full-width counters"),
-    "ivybridge": ("PEBS fmt1+", "IvyBridge events", "16-deep LBR", "full-width counters"),
-    "sandybridge": ("PEBS fmt1+", "SandyBridge events", "16-deep LBR, Intel PMU driver"),
-    "westmere": ("PEBS fmt1+", "Westmere events", "16-deep LBR, Intel PMU driver"),
-    "nehalem": ("PEBS fmt1+", "Nehalem events", "16-deep LBR, Intel PMU driver"),
+    "skylake-server": Model(("PEBS fmt3+", "Skylake events", "full-width counters"), 32),
+    "skylake": Model(("PEBS fmt3+", "Skylake events", "full-width counters"), 32),
+    "broadwell": Model(("PEBS fmt2+", "Broadwell events", "full-width counters"), 16),
+    "haswell": Model(("PEBS fmt2+", "Haswell events", "full-width counters"), 16),
+    "ivybridge": Model(("PEBS fmt1+", "IvyBridge events", "full-width counters"), 16),
+    "sandybridge": Model(("PEBS fmt1+", "SandyBridge events", "LBR, Intel PMU driver"), 16),
+    "westmere": Model(("PEBS fmt1+", "Westmere events", "LBR, Intel PMU driver"), 16),
+    "nehalem": Model(("PEBS fmt1+", "Nehalem events", "LBR, Intel PMU driver"), 16),
 }
 
-# The position of near taken branches, which Nehalem cannot count, among the known counts.
-NEAR_TAKEN = 2
+# The model of `hindsight run` without `--cpu`.
+DEFAULT = "skylake-server"
+# The models of which Linux lengthens periods after an interrupt, so that the number of samples is
+# not known.
+LENGTHENED = ("haswell", "nehalem")
 
 Sections: TypeAlias = dict[str, list[str]]
+# A branch: its address and its target.
+Edge: TypeAlias = tuple[int, int]
 
 
 def counts(lines: Sequence[str]) -> list[int | None]:
@@ -124,17 +145,27 @@ def judge_counts(checks: Checks, program: Program, found: Sections) -> None:
     checks.check("counts of both rings", passed, counts(found["counts"]))
 
 
+def branch_stacks(found: Sections) -> list[list[Edge]]:
+    """The branches of each sample that has some, the newest first."""
+    pairs = [re.findall(r"0x([0-9a-f]+)/0x([0-9a-f]+)/", line) for line in found["branches"]]
+    return [[(int(a, 16), int(b, 16)) for a, b in stack] for stack in pairs if stack]
+
+
+def judge_precise(checks: Checks, program: Program, found: Sections) -> None:
+    """The PEBS records of instructions."""
+    sampled = [address for line in found["precise"] for address in addresses(line)]
+    precise = recorded(program.steps, INSTRUCTION_PERIOD)
+    checks.same("samples: precise", sampled, [step.address for step in precise])
+
+
 def judge_samples(checks: Checks, program: Program, found: Sections) -> None:
     """The samples of perf record."""
     sampled = [address for line in found["plain"] for address in addresses(line)]
     # The interrupt comes before the next instruction.
     after = program.steps[INSTRUCTION_PERIOD::INSTRUCTION_PERIOD]
     checks.same("samples: plain", sampled, [step.address for step in after])
-    sampled = [address for line in found["precise"] for address in addresses(line)]
-    precise = recorded(program.steps, INSTRUCTION_PERIOD)
-    checks.same("samples: precise", sampled, [step.address for step in precise])
-    pairs = [re.findall(r"0x([0-9a-f]+)/0x([0-9a-f]+)/", line) for line in found["branches"]]
-    stacks = [[(int(a, 16), int(b, 16)) for a, b in stack] for stack in pairs if stack]
+    judge_precise(checks, program, found)
+    stacks = branch_stacks(found)
     expected = list(program.branch_stacks())
     # A tick of the kernel's timer replaces a branch; at most one occurs while the program runs.
     both = zip(stacks, expected, strict=False)
@@ -219,6 +250,11 @@ def judge_rr(checks: Checks, found: Sections) -> None:
     checks.check("rr records and replays", passed, f"{recording[-5:]}, then {replay[-5:]}")
 
 
+def finished(output: str) -> bool:
+    """Whether the guest measured all that it was to measure."""
+    return "perf-judge: complete" in output
+
+
 def judge(output: str, program: Program, checks: Checks) -> None:
     """Judges the first boot."""
     found: Sections = collections.defaultdict(list, sections(output, "perf-judge"))
@@ -230,23 +266,74 @@ def judge(output: str, program: Program, checks: Checks) -> None:
     judge_tests(checks, found)
 
 
-def judge_model(output: str, program: Program, checks: Checks, model: str) -> None:
+def is_run(stack: list[Edge], taken: list[Edge]) -> bool:
+    """Whether these branches, the newest first, are consecutive ones of the program."""
+    run = stack[::-1]
+    starts = (n for n, edge in enumerate(taken) if edge == run[0])
+    return any(taken[n : n + len(run)] == run for n in starts)
+
+
+def returns(program: Program, edge: Edge) -> bool:
+    """Whether the branch leads from the kernel to the program."""
+    return bool(edge[0] >> 63) and program.contains(edge[1])
+
+
+def judge_stacks(checks: Checks, program: Program, found: Sections, entries: int) -> None:
+    """The LBR stacks of samples whose positions in the program are not known.
+
+    A stack may also have the kernel's ways back to the program, from interrupts and page faults.
+    """
+    taken = [(step.address, step.target) for step in program.branches if step.target]
+    stacks = branch_stacks(found)
+    own = [[edge for edge in stack if not returns(program, edge)] for stack in stacks]
+    wrong = [stack for stack in own if stack and not is_run(stack, taken)]
+    full = sum(len(stack) == entries for stack in stacks)
+    longest = max(map(len, stacks), default=0)
+    passed = bool(stacks) and not wrong
+    checks.check("samples: branch stacks are runs of branches", passed, wrong[:3])
+    checks.check(
+        f"samples: most branch stacks have {entries} entries",
+        longest == entries and 2 * full > len(stacks),
+        f"{full} of {len(stacks)}, and one {longest}",
+    )
+
+
+def judge_number(checks: Checks, program: Program, found: Sections) -> None:
+    """The number of PEBS records, and that they are of instructions of the program.
+
+    These boots are not deterministic: when Linux switches to another process, the record that is
+    due is lost, and the later ones are of other instructions.
+    """
+    sampled = [address for line in found["precise"] for address in addresses(line)]
+    executed = {step.address for step in program.steps}
+    expected = len(recorded(program.steps, INSTRUCTION_PERIOD))
+    checks.within("samples: number of precise ones", len(sampled), expected - 5, expected)
+    others = [hex(address) for address in sampled if address not in executed]
+    checks.check("samples: precise ones are of the program", not others, others[:5])
+
+
+def judge_model(output: str, program: Program, checks: Checks, name: str) -> None:
     """Judges a boot with the processor model of another generation.
 
-    Linux lengthens the periods of Haswell and Nehalem after an interrupt, so that samples are not
-    compared there.
+    The positions of samples are not compared.
     """
+    model = MODELS[name]
     found: Sections = collections.defaultdict(list, sections(output, "perf-judge"))
     linux = " ".join(found["boot"])
-    for phrase in MODELS[model]:
-        checks.check(f"{model}: Linux finds {phrase}", phrase in linux, linux)
-    steps = (program.steps, program.branches, program.conditional)
-    numbers = counts(found["known"])
-    checks.same(
-        "counts of instructions, branches and conditional ones",
-        [number for n, number in enumerate(numbers) if n != NEAR_TAKEN],
-        [len(expected) for expected in steps],
-    )
+    for phrase in (*model.phrases, f"{model.entries}-deep LBR"):
+        checks.check(f"{name}: Linux finds {phrase}", phrase in linux, linux)
+    taken = [step for step in program.branches if step.target or step.branch == "syscall"]
+    expected = {
+        "known": [len(program.steps), len(program.branches)],
+        "conditional": [len(program.conditional)],
+        "taken": [len(taken)],
+    }
+    for section in ("known", *model.counted):
+        numbers = counts(found[section])
+        checks.same(f"{name}: counts: {section}", numbers, expected[section])
+    if name not in LENGTHENED:
+        judge_number(checks, program, found)
+    judge_stacks(checks, program, found, model.entries)
     judge_trace(checks, program, found)
 
 
@@ -261,22 +348,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "directory", type=pathlib.Path, help="the folder that `cargo xtask guest-linux --perf` made"
     )
     parser.add_argument("--hindsight", type=pathlib.Path, default=ROOT / "target/debug/hindsight")
-    parser.add_argument("--model", choices=MODELS, help="judge only a boot with this model")
+    parser.add_argument(
+        "--model",
+        choices=MODELS,
+        action="append",
+        default=[],
+        help="judge only a boot with this model",
+    )
+    parser.add_argument(
+        "--models",
+        dest="model",
+        action="store_const",
+        const=[name for name in MODELS if name != DEFAULT],
+        help="judge only a boot with each model but the default one",
+    )
     parser.add_argument("--once", action="store_true", help="leave out the second boot")
     parser.add_argument("--keep", type=pathlib.Path, help="write the output of the guest to a file")
     options = parser.parse_args(arguments)
     directory, hindsight = options.directory, options.hindsight
     if options.model:
-        engine = ["--engine", "interp", "--cpu", options.model]
-        output = boot(directory, hindsight, engine, LINE, TIMEOUT)
         checks = Checks()
-        judge_model(output, Program(directory / "measured"), checks, options.model)
+        program = Program(directory / "measured")
+        for name in options.model:
+            engine = ["--engine", "interp", "--cpu", name]
+            output = boot(directory, hindsight, engine, MODEL_LINE, TIMEOUT)
+            if options.keep:
+                options.keep.write_text(output, encoding="utf-8")
+            if finished(output):
+                judge_model(output, program, checks, name)
+            else:
+                checks.check(f"{name}: the guest finishes", False, output[-3000:])
         return checks.status()
     deterministic = ["--engine", "interp", "--deterministic"]
     output = boot(directory, hindsight, deterministic, LINE, TIMEOUT)
     if options.keep:
         options.keep.write_text(output, encoding="utf-8")
-    if "perf-judge: complete" not in output:
+    if not finished(output):
         print("FAIL the guest did not finish; it printed:\n" + output[-3000:])
         return 1
     checks = Checks()

@@ -89,6 +89,13 @@ class PerfJudge(unittest.TestCase):
         self.assertEqual(perf_judge.counts(lines), [12, None])
         self.assertIsNone(perf_judge.known([12, None], 2))
 
+    def test_branch_stack_is_a_run_of_taken_branches(self):
+        taken = [(1, 2), (3, 1), (1, 2), (5, 6)]
+        self.assertTrue(perf_judge.is_run([(5, 6), (1, 2), (3, 1)], taken))
+        self.assertTrue(perf_judge.is_run([(1, 2)], taken))
+        self.assertFalse(perf_judge.is_run([(1, 2), (5, 6)], taken))
+        self.assertFalse(perf_judge.is_run([(5, 6), (3, 1)], taken))
+
     def test_pebs_records_the_event_after_the_overflow(self):
         self.assertEqual(measured_program.recorded(list(range(10)), 3), [3, 7])
 
