@@ -158,15 +158,6 @@ impl Facilities {
         list
     }
 
-    /// Number of general-purpose counters: 4 or 8.
-    pub const fn gp_counters(self) -> u32 {
-        if self.contains(Self::PMU8) {
-            hindsight_regs::pmu::GP_COUNTERS_MAX
-        } else {
-            hindsight_regs::pmu::GP_COUNTERS
-        }
-    }
-
     /// The writable bits of IA32_DEBUGCTL. SDM Vol. 3B, "IA32_DEBUGCTL MSR".
     pub const fn debugctl_mask(self) -> u64 {
         self.bits_of(DEBUGCTL_BITS)
@@ -194,11 +185,5 @@ mod tests {
         let all = Facilities::all();
         assert_eq!(all.debugctl_mask(), 0xffc3);
         assert_eq!(all.difference(Facilities::RTM).debugctl_mask(), 0x7fc3);
-    }
-
-    #[test]
-    fn gp_counters_follow_pmu8() {
-        assert_eq!(Facilities::INTERP_DEFAULT.gp_counters(), 4);
-        assert_eq!(Facilities::INTERP.gp_counters(), 8);
     }
 }

@@ -86,6 +86,7 @@ MODELS = {
     "sandybridge": Model(("PEBS fmt1+", "SandyBridge events", "LBR, Intel PMU driver"), 16),
     "westmere": Model(("PEBS fmt1+", "Westmere events", "LBR, Intel PMU driver"), 16),
     "nehalem": Model(("PEBS fmt1+", "Nehalem events", "LBR, Intel PMU driver"), 16),
+    "core2": Model(("PEBS fmt0+", "Core2 events", "LBR, Intel PMU driver"), 4, ("taken",)),
 }
 
 # The model of `hindsight run` without `--cpu`.

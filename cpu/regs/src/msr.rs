@@ -12,12 +12,16 @@ pub const MSR_SMI_COUNT: u32 = 0x34;
 pub const IA32_FEATURE_CONTROL: u32 = 0x3a;
 /// Sum of all software adjustments of the TSC.
 pub const IA32_TSC_ADJUST: u32 = 0x3b;
+/// Source of LBR entry 0 of Core 2; three more follow.
+pub const CORE_LASTBRANCH_0_FROM_IP: u32 = 0x40;
 /// Speculation control.
 pub const IA32_SPEC_CTRL: u32 = 0x48;
 /// Prediction command: IBPB.
 pub const IA32_PRED_CMD: u32 = 0x49;
 /// Lock and enable of the protected processor inventory number.
 pub const MSR_PPIN_CTL: u32 = 0x4e;
+/// Target of LBR entry 0 of Core 2; three more follow.
+pub const CORE_LASTBRANCH_0_TO_IP: u32 = 0x60;
 /// Microcode revision, in bits 63:32.
 pub const IA32_BIOS_SIGN_ID: u32 = 0x8b;
 /// General-purpose counter 0, written with 32 bits and sign extension; seven more follow.
@@ -130,9 +134,9 @@ pub const IA32_DS_AREA: u32 = 0x600;
 pub const MSR_PKG_C2_RESIDENCY: u32 = 0x60d;
 /// Time in core C-state C1.
 pub const MSR_CORE_C1_RESIDENCY: u32 = 0x660;
-/// Source of LBR entry 0; 31 more follow.
+/// Source of LBR entry 0, from Nehalem on; 31 more follow.
 pub const MSR_LASTBRANCH_0_FROM_IP: u32 = 0x680;
-/// Target of LBR entry 0; 31 more follow.
+/// Target of LBR entry 0, from Nehalem on; 31 more follow.
 pub const MSR_LASTBRANCH_0_TO_IP: u32 = 0x6c0;
 /// TSC value at which the local APIC timer fires.
 pub const IA32_TSC_DEADLINE: u32 = 0x6e0;

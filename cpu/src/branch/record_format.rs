@@ -8,6 +8,8 @@ use crate::state::canonical;
 /// How the MSRs of an LBR entry hold the flags of the branch. SDM Vol. 3B, "LBR Stack".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RecordFormat {
+    /// Format 2: FROM has no flags, and nothing else has.
+    Address,
     /// Format 3: MISPRED is bit 63 of FROM.
     Mispredicted,
     /// Format 4: MISPRED, IN_TX and ABORT are bits 63:61 of FROM.
@@ -23,6 +25,7 @@ pub(super) enum RecordFormat {
 impl RecordFormat {
     pub(super) const fn of(model: &LbrModel, transactions: bool) -> Self {
         match (model.format, transactions) {
+            (2, _) => Self::Address,
             (3, _) => Self::Mispredicted,
             (4, true) => Self::Transactional,
             (4, false) => Self::WithoutTransactions,
@@ -35,7 +38,7 @@ impl RecordFormat {
         match self {
             Self::Mispredicted => LbrInfo::MISPRED.bits(),
             Self::Transactional | Self::WithoutTransactions => LbrInfo::all().bits(),
-            Self::Info => 0,
+            Self::Address | Self::Info => 0,
         }
     }
 
@@ -51,7 +54,7 @@ impl RecordFormat {
     /// Whether software can write `value` to FROM: the address in it is canonical.
     pub(super) const fn accepts(self, value: u64) -> bool {
         let flags = match self {
-            Self::Info => 0,
+            Self::Address | Self::Info => 0,
             Self::Mispredicted | Self::WithoutTransactions => 1,
             Self::Transactional => 3,
         };
@@ -93,12 +96,14 @@ mod tests {
             (KERNEL, 7 << 61 | 7)
         );
         assert_eq!(Transactional.record(USER, ALL, 7).1, 0);
+        assert_eq!(RecordFormat::Address.record(KERNEL, ALL, 7), (KERNEL, 0));
     }
 
     #[test]
     fn software_writes_an_address_extended_up_to_the_flags() {
         let rows = [
             (RecordFormat::Info, [true, false, false, false]),
+            (RecordFormat::Address, [true, false, false, false]),
             (RecordFormat::Mispredicted, [true, true, false, false]),
             (
                 RecordFormat::WithoutTransactions,

@@ -9,7 +9,7 @@ use super::lbr::{Lbr, LbrEntry};
 use super::record_format::RecordFormat;
 use super::{Branch, BtsConfig, Observe};
 use crate::facility::Facilities;
-use crate::model::{CpuModel, ModelDefinition};
+use crate::model::{CpuModel, LbrModel, ModelDefinition};
 use crate::state::canonical;
 
 /// Saved state of a [`BranchUnit`]: the values of its MSRs, and its hidden state.
@@ -68,16 +68,16 @@ enum EntryField {
     Info,
 }
 
-/// The LBR entry and field of an MSR of the stack.
-fn entry_of(index: u32) -> Option<(usize, EntryField)> {
+/// The LBR entry and field of an MSR of the model's stack.
+fn entry_of(model: &LbrModel, index: u32) -> Option<(usize, EntryField)> {
     let fields = [
-        (regs::MSR_LASTBRANCH_0_FROM_IP, EntryField::From),
-        (regs::MSR_LASTBRANCH_0_TO_IP, EntryField::To),
+        (model.from, EntryField::From),
+        (model.to, EntryField::To),
         (regs::MSR_LBR_INFO_0, EntryField::Info),
     ];
     fields.into_iter().find_map(|(first, field)| {
         let entry = usize::try_from(index.checked_sub(first)?).ok()?;
-        (entry < LBR_DEPTH).then_some((entry, field))
+        (entry < model.depth).then_some((entry, field))
     })
 }
 
@@ -119,7 +119,7 @@ impl BranchUnit {
             regs::MSR_LASTBRANCH_TOS => self.lbr.tos as u64,
             regs::MSR_LER_FROM_LIP => self.lbr.ler.0,
             regs::MSR_LER_TO_LIP => self.lbr.ler.1,
-            _ => entry_of(index).map_or(0, |(entry, field)| {
+            _ => entry_of(&self.model.lbr, index).map_or(0, |(entry, field)| {
                 let entry = self.lbr.entries[entry];
                 match field {
                     EntryField::From => entry.from,
@@ -146,7 +146,7 @@ impl BranchUnit {
             regs::IA32_DS_AREA if canonical(value) => self.ds_area = value,
             regs::MSR_LER_FROM_LIP if canonical(value) => self.lbr.ler.0 = value,
             regs::MSR_LER_TO_LIP if canonical(value) => self.lbr.ler.1 = value,
-            _ => match entry_of(index) {
+            _ => match entry_of(&self.model.lbr, index) {
                 Some((entry, EntryField::Info)) => {
                     self.lbr.entries[entry].info = value & INFO_BITS;
                 }
@@ -275,9 +275,13 @@ impl BranchUnit {
                 Err(BranchStateError { register, value })
             }
         };
-        let ctl = self.facilities.debugctl_mask();
+        let limit = self.model.writable_bits(regs::IA32_DEBUGCTL);
+        let ctl = self.facilities.debugctl_mask() & limit.unwrap_or(u64::MAX);
         check("IA32_DEBUGCTL", state.debugctl, state.debugctl & !ctl == 0)?;
-        let limit = self.model.writable_bits(regs::MSR_LBR_SELECT);
+        let limit = match self.model.lbr.select {
+            true => self.model.writable_bits(regs::MSR_LBR_SELECT),
+            false => Some(0),
+        };
         let select = LbrSelect::all().bits() & limit.unwrap_or(u64::MAX);
         check("MSR_LBR_SELECT", state.select, state.select & !select == 0)?;
         let tos = usize::try_from(state.tos).unwrap_or(LBR_DEPTH);

@@ -136,7 +136,7 @@ impl<F: Fn(u32, u32) -> CpuidRegs> CpuidBuilder<'_, F> {
         );
         self.push_sub(7, 0, self.leaf_7());
         if self.has(Facilities::PMU) {
-            let counters = self.config.facilities.gp_counters();
+            let counters = self.model.gp_counters(self.config.facilities);
             self.push(0xa, self.model.leaf_0a(counters));
         }
         self.topology();

@@ -1,6 +1,7 @@
 //! What a processor model is.
 
 use hindsight_regs::capabilities::perf;
+use hindsight_regs::pmu::{FIXED_COUNTERS, GP_COUNTERS_MAX, global};
 
 use super::features::FeatureSet;
 use crate::facility::Facilities;
@@ -13,6 +14,12 @@ pub struct LbrModel {
     pub format: u8,
     /// Number of entries.
     pub depth: usize,
+    /// The MSR of the source of entry 0; those of the other entries follow.
+    pub from: u32,
+    /// The MSR of the target of entry 0.
+    pub to: u32,
+    /// MSR_LBR_SELECT exists.
+    pub select: bool,
     /// MSR_LBR_SELECT.EN_CALLSTACK exists.
     pub call_stack: bool,
     /// Records say whether the branch was in a transaction, or its abort.
@@ -24,6 +31,8 @@ pub struct LbrModel {
 pub struct PebsModel {
     /// IA32_PERF_CAPABILITIES bits 11:8.
     pub format: u8,
+    /// Number of counters that can take records: the first ones.
+    pub counters: u32,
     /// Counter 3 can sample stores: IA32_PEBS_ENABLE.PS_EN.
     pub precise_store: bool,
 }
@@ -33,6 +42,8 @@ pub struct PebsModel {
 pub struct PerfmonModel {
     /// CPUID.0AH:EAX\[7:0\].
     pub version: u32,
+    /// Number of general-purpose counters without the option `pmu=8`.
+    pub counters: u32,
     /// Width of all counters in bits.
     pub counter_bits: u32,
     /// Number of fixed counters.
@@ -43,6 +54,28 @@ pub struct PerfmonModel {
     pub cycle_event: Option<(u8, u8)>,
     /// CPUID.0AH:EBX: architectural events that do not exist.
     pub missing_events: u32,
+}
+
+impl PerfmonModel {
+    /// The bits of a counter's value.
+    pub const fn counter_mask(&self) -> u64 {
+        (1 << self.counter_bits) - 1
+    }
+}
+
+impl PebsModel {
+    /// The bits of IA32_PEBS_ENABLE: records of each counter, and from format 1 on of late loads.
+    pub(crate) const fn enable_bits(&self) -> u64 {
+        let counters = (1 << self.counters) - 1;
+        let late_loads = if self.format == 0 { 0 } else { counters << 32 };
+        let stores = (self.precise_store as u64) << 63;
+        counters | late_loads | stores
+    }
+}
+
+/// The bits of this number of general-purpose counters and of the fixed ones in global registers.
+pub(crate) const fn counter_bits(counters: u32) -> u64 {
+    ((1 << counters) - 1) | ((1 << FIXED_COUNTERS) - 1) << global::FIXED
 }
 
 /// What MSR_OFFCORE_RSP_x selects of the requests to the L3, by masks of the register.
@@ -116,6 +149,20 @@ impl ModelDefinition {
     /// Whether the model has INST_RETIRED.PREC_DIST, as all from Sandy Bridge on.
     pub(crate) fn has_prec_dist(&self) -> bool {
         self.pebs.precise_store || self.pebs.format > 1
+    }
+
+    /// Number of general-purpose counters of a processor with these facilities.
+    pub const fn gp_counters(&self, facilities: Facilities) -> u32 {
+        if facilities.contains(Facilities::PMU8) {
+            GP_COUNTERS_MAX
+        } else {
+            self.perfmon.counters
+        }
+    }
+
+    /// Whether the model's table has an event of this event select and unit mask.
+    pub(crate) fn has_event(&self, select: (u8, u8)) -> bool {
+        self.events.iter().any(|row| row.select == select)
     }
 
     /// The writable bits of an MSR that has fewer of them than in the default model.

@@ -2,15 +2,17 @@
 
 use hindsight_regs::branch::{LBR_DEPTH, LbrSelect};
 use hindsight_regs::msr as regs;
-use hindsight_regs::pmu::{GP_COUNTERS_MAX, global};
+use hindsight_regs::pmu::{EventSelect, GP_COUNTERS, GP_COUNTERS_MAX, global};
 use serde::Deserialize;
 use thiserror::Error;
 
-use super::definition::{LbrModel, ModelDefinition, OffcoreModel, PebsModel, PerfmonModel};
+use super::definition::{
+    LbrModel, ModelDefinition, OffcoreModel, PebsModel, PerfmonModel, counter_bits,
+};
 use super::features::FeatureSet;
 use crate::facility::{Facilities, parse_facility};
 use crate::msr::table::TABLE;
-use crate::pmu::access::{OFFCORE, PEBS_ENABLE};
+use crate::pmu::access::{ANY_THREAD_CONTROL, FIXED_CONTROL, OFFCORE, SELECT};
 use crate::pmu::events::{EventKind, EventKinds};
 use crate::pmu::selection::{EventRow, PmuEvent, SampledAccess};
 
@@ -82,6 +84,8 @@ struct ModelFile {
 struct LbrFile {
     format: u8,
     depth: usize,
+    #[serde(default = "yes")]
+    select: bool,
     call_stack: bool,
     tsx_flags: bool,
 }
@@ -90,6 +94,8 @@ struct LbrFile {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct PebsFile {
     format: u8,
+    #[serde(default = "four_counters")]
+    counters: u32,
     #[serde(default)]
     precise_store: bool,
 }
@@ -98,12 +104,22 @@ struct PebsFile {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct PerfmonFile {
     version: u32,
+    #[serde(default = "four_counters")]
+    counters: u32,
     counter_bits: u32,
     fixed_counters: u32,
     full_width_writes: bool,
     cycle_event: Option<(u8, u8)>,
     #[serde(default)]
     missing_events: u32,
+}
+
+const fn yes() -> bool {
+    true
+}
+
+const fn four_counters() -> u32 {
+    GP_COUNTERS
 }
 
 /// Bit numbers of MSR_OFFCORE_RSP_x.
@@ -164,21 +180,18 @@ impl ModelDefinition {
             facilities: facilities(&file.facilities)?,
             options: facilities(&file.options)?,
             lbr: lbr(&file.lbr)?,
-            pebs: PebsModel {
-                format: limited("pebs.format", file.pebs.format, 1..=3, "1 to 3")?,
-                precise_store: file.pebs.precise_store,
-            },
+            pebs: pebs(&file.pebs)?,
             perfmon: perfmon(&file.perfmon)?,
             offcore: offcore(&file.offcore)?,
             events: events(&file.event)?,
             absent_msrs: Vec::new(),
             writable: Vec::new(),
-            max_leaf: limited("max-leaf", file.max_leaf, 0xb..=0x16, "0xb to 0x16")?,
+            max_leaf: limited("max-leaf", file.max_leaf, 0xa..=0x16, "0xa to 0x16")?,
             bus_hz: limited(
                 "bus-hz",
                 file.bus_hz,
-                100_000_000..=200_000_000,
-                "between 100 and 200 MHz",
+                100_000_000..=400_000_000,
+                "between 100 and 400 MHz",
             )?,
             reference_hz: limited(
                 "reference-hz",
@@ -230,50 +243,101 @@ impl ModelDefinition {
 
     /// Adds the MSRs that follow from the other keys.
     fn add_derived(&mut self) {
-        let lbr = self.lbr;
-        let entries = u32::try_from(LBR_DEPTH).unwrap_or(u32::MAX);
-        let depth = u32::try_from(lbr.depth).unwrap_or(entries);
-        let run = |first: u32, from: u32, count: u32| first + from..first + count;
-        let mut absent = vec![
-            run(regs::MSR_LASTBRANCH_0_FROM_IP, depth, entries),
-            run(regs::MSR_LASTBRANCH_0_TO_IP, depth, entries),
-        ];
-        if lbr.format != 5 {
-            absent.push(run(regs::MSR_LBR_INFO_0, 0, entries));
-        }
-        if !self.perfmon.full_width_writes {
-            absent.push(run(regs::IA32_A_PMC0, 0, GP_COUNTERS_MAX));
-        }
-        if self.perfmon.version < 4 {
-            absent.push(run(regs::IA32_PERF_GLOBAL_STATUS_SET, 0, 1));
-            absent.push(run(regs::IA32_PERF_GLOBAL_INUSE, 0, 1));
-            let reset = global::COUNTERS | global::UPPER_COUNTERS | global::UNCORE;
-            let reset = reset | global::DS_BUFFER | global::COND_CHANGED;
-            self.writable
-                .push((regs::IA32_PERF_GLOBAL_STATUS_RESET, reset));
-        }
-        if !self.pebs.precise_store {
-            self.writable.push((regs::IA32_PEBS_ENABLE, PEBS_ENABLE));
-        }
-        if self.pebs.format < 3 {
-            absent.push(run(regs::MSR_PEBS_FRONTEND, 0, 1));
-        }
+        self.add_lbr_msrs();
+        self.add_perfmon_msrs();
+        self.add_pebs_msrs();
         if !self.features.has("arch-capabilities") {
-            absent.push(run(regs::IA32_ARCH_CAPABILITIES, 0, 1));
+            self.add_absent(regs::IA32_ARCH_CAPABILITIES, 0..1);
         }
-        self.absent_msrs.extend(absent.into_iter().flatten());
-        if lbr.depth != LBR_DEPTH {
-            let mask = lbr.depth as u64 - 1;
-            self.writable.push((regs::MSR_LASTBRANCH_TOS, mask));
-        }
-        for index in run(regs::MSR_OFFCORE_RSP_0, 0, 2) {
+        for index in regs::MSR_OFFCORE_RSP_0..=regs::MSR_OFFCORE_RSP_1 {
             if !self.writable.iter().any(|row| row.0 == index) {
                 self.writable.push((index, OFFCORE));
             }
         }
-        if !lbr.call_stack {
+    }
+
+    /// Adds some of the MSRs that follow `first` to those that the model lacks.
+    fn add_absent(&mut self, first: u32, entries: std::ops::Range<u32>) {
+        self.absent_msrs.extend(entries.map(|entry| first + entry));
+    }
+
+    fn add_lbr_msrs(&mut self) {
+        let lbr = self.lbr;
+        for &(last, from, to) in LBR_STACKS {
+            let depth = u32::try_from(lbr.depth).unwrap_or(last).min(last);
+            let present = if from == lbr.from { depth } else { 0 };
+            self.add_absent(from, present..last);
+            self.add_absent(to, present..last);
+        }
+        if lbr.format != 5 {
+            let entries = u32::try_from(LBR_DEPTH).unwrap_or(0);
+            self.add_absent(regs::MSR_LBR_INFO_0, 0..entries);
+        }
+        if lbr.depth != LBR_DEPTH {
+            let mask = lbr.depth as u64 - 1;
+            self.writable.push((regs::MSR_LASTBRANCH_TOS, mask));
+        }
+        if !lbr.select {
+            self.add_absent(regs::MSR_LBR_SELECT, 0..1);
+        } else if !lbr.call_stack {
             let bits = LbrSelect::all().difference(LbrSelect::EN_CALLSTACK);
             self.writable.push((regs::MSR_LBR_SELECT, bits.bits()));
+        }
+    }
+
+    fn add_perfmon_msrs(&mut self) {
+        let perfmon = self.perfmon;
+        if !perfmon.full_width_writes {
+            self.add_absent(regs::IA32_A_PMC0, 0..GP_COUNTERS_MAX);
+        }
+        for first in [regs::IA32_PMC0, regs::IA32_PERFEVTSEL0] {
+            self.add_absent(first, perfmon.counters..GP_COUNTERS);
+        }
+        if perfmon.counters < GP_COUNTERS {
+            let bits = counter_bits(perfmon.counters);
+            self.writable.push((regs::IA32_PERF_GLOBAL_CTRL, bits));
+        }
+        if perfmon.version < 4 {
+            self.add_absent(regs::IA32_PERF_GLOBAL_STATUS_SET, 0..1);
+            self.add_absent(regs::IA32_PERF_GLOBAL_INUSE, 0..1);
+            let counters = match perfmon.counters {
+                GP_COUNTERS => global::COUNTERS | global::UPPER_COUNTERS,
+                counters => counter_bits(counters),
+            };
+            let uncore = if perfmon.version < 3 {
+                0
+            } else {
+                global::UNCORE
+            };
+            let reset = counters | uncore | global::DS_BUFFER | global::COND_CHANGED;
+            self.writable
+                .push((regs::IA32_PERF_GLOBAL_STATUS_RESET, reset));
+        }
+        if perfmon.version < 3 {
+            let any_thread = FIXED_CONTROL & !ANY_THREAD_CONTROL;
+            self.writable.push((regs::IA32_FIXED_CTR_CTRL, any_thread));
+            let selects = regs::IA32_PERFEVTSEL0..regs::IA32_PERFEVTSEL0 + GP_COUNTERS_MAX;
+            let bits = SELECT & !EventSelect::ANY_THREAD;
+            self.writable.extend(selects.map(|index| (index, bits)));
+        }
+        if perfmon.counter_bits < 48 {
+            let fixed = regs::IA32_FIXED_CTR0..regs::IA32_FIXED_CTR0 + perfmon.fixed_counters;
+            let mask = perfmon.counter_mask();
+            self.writable.extend(fixed.map(|index| (index, mask)));
+        }
+    }
+
+    fn add_pebs_msrs(&mut self) {
+        let pebs = self.pebs;
+        if !pebs.precise_store {
+            self.writable
+                .push((regs::IA32_PEBS_ENABLE, pebs.enable_bits()));
+        }
+        if pebs.format < 1 {
+            self.add_absent(regs::MSR_PEBS_LD_LAT_THRESHOLD, 0..1);
+        }
+        if pebs.format < 3 {
+            self.add_absent(regs::MSR_PEBS_FRONTEND, 0..1);
         }
     }
 
@@ -309,11 +373,28 @@ impl ModelDefinition {
                 "LBR format 5 and 32 entries go together",
             ),
             (
+                (self.lbr.format == 2) != (self.lbr.depth == 4),
+                "LBR format 2 and 4 entries go together",
+            ),
+            (
+                self.lbr.call_stack && !self.lbr.select,
+                "call-stack mode needs MSR_LBR_SELECT",
+            ),
+            (
+                (self.pebs.format == 0) != (self.pebs.counters == 1),
+                "PEBS format 0 and records of one counter go together",
+            ),
+            (
+                self.perfmon.counters < GP_COUNTERS
+                    && (self.pebs.precise_store || self.options.contains(Facilities::PMU8)),
+                "precise stores and pmu=8 need four counters",
+            ),
+            (
                 !self.lbr.tsx_flags && self.options.contains(Facilities::RTM),
                 "rtm needs an LBR format with TSX flags",
             ),
             (
-                self.pebs.format == 1 && self.options.contains(Facilities::RTM),
+                self.pebs.format < 2 && self.options.contains(Facilities::RTM),
                 "rtm needs PEBS records of format 2 or 3",
             ),
         ];
@@ -348,6 +429,24 @@ fn limited<T: Copy + PartialOrd + Into<u64>>(
             expected,
         })
     }
+}
+
+/// The value if it is one of two.
+fn one_of(
+    key: &'static str,
+    value: u32,
+    values: [u32; 2],
+    expected: &'static str,
+) -> Result<u32, ModelError> {
+    if values.contains(&value) {
+        return Ok(value);
+    }
+    let value = value.into();
+    Err(ModelError::Value {
+        key,
+        value,
+        expected,
+    })
 }
 
 /// CPUID.1:EAX. SDM Vol. 2A, "CPUID - CPU Identification".
@@ -395,27 +494,59 @@ fn facilities(names: &[String]) -> Result<Facilities, ModelError> {
     Ok(set)
 }
 
+/// Entries of the LBR stacks that exist, and the MSRs of entry 0.
+const LBR_STACKS: &[(u32, u32, u32)] = &[
+    (
+        4,
+        regs::CORE_LASTBRANCH_0_FROM_IP,
+        regs::CORE_LASTBRANCH_0_TO_IP,
+    ),
+    (
+        32,
+        regs::MSR_LASTBRANCH_0_FROM_IP,
+        regs::MSR_LASTBRANCH_0_TO_IP,
+    ),
+];
+
 fn lbr(file: &LbrFile) -> Result<LbrModel, ModelError> {
-    let format = limited("lbr.format", file.format, 3..=5, "3 to 5")?;
-    if !matches!(file.depth, 16 | 32) {
+    let format = limited("lbr.format", file.format, 2..=5, "2 to 5")?;
+    if !matches!(file.depth, 4 | 16 | 32) {
         return Err(ModelError::Value {
             key: "lbr.depth",
             value: file.depth as u64,
-            expected: "16 or 32",
+            expected: "4, 16 or 32",
         });
     }
+    let (_, from, to) = LBR_STACKS[usize::from(file.depth > 4)];
     Ok(LbrModel {
         format,
         depth: file.depth,
+        from,
+        to,
+        select: file.select,
         call_stack: file.call_stack,
         tsx_flags: file.tsx_flags,
     })
 }
 
+fn pebs(file: &PebsFile) -> Result<PebsModel, ModelError> {
+    Ok(PebsModel {
+        format: limited("pebs.format", file.format, 0..=3, "0 to 3")?,
+        counters: one_of("pebs.counters", file.counters, [1, 4], "1 or 4")?,
+        precise_store: file.precise_store,
+    })
+}
+
 fn perfmon(file: &PerfmonFile) -> Result<PerfmonModel, ModelError> {
     Ok(PerfmonModel {
-        version: limited("perfmon.version", file.version, 3..=4, "3 or 4")?,
-        counter_bits: limited("perfmon.counter-bits", file.counter_bits, 48..=48, "48")?,
+        version: limited("perfmon.version", file.version, 2..=4, "2 to 4")?,
+        counters: one_of("perfmon.counters", file.counters, [2, 4], "2 or 4")?,
+        counter_bits: one_of(
+            "perfmon.counter-bits",
+            file.counter_bits,
+            [40, 48],
+            "40 or 48",
+        )?,
         fixed_counters: limited("perfmon.fixed-counters", file.fixed_counters, 3..=3, "3")?,
         full_width_writes: file.full_width_writes,
         cycle_event: file.cycle_event,

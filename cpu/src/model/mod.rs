@@ -13,6 +13,7 @@ mod tests;
 use core::fmt;
 use std::sync::OnceLock;
 
+pub(crate) use definition::counter_bits;
 pub use definition::{LbrModel, ModelDefinition, OffcoreModel, PebsModel, PerfmonModel};
 pub use features::{FeatureSet, FeatureWord};
 pub use file::ModelError;
@@ -51,6 +52,8 @@ pub enum CpuModel {
     Westmere,
     /// Xeon 5500, family 6 model 1AH.
     Nehalem,
+    /// Core 2 as in the Xeon 5400, family 6 model 17H.
+    Core2,
 }
 
 /// A model, its name on the command line, and its file.
@@ -95,6 +98,11 @@ const MODELS: &[ModelRow] = {
             CpuModel::Nehalem,
             "nehalem",
             include_str!("../../models/nehalem.toml"),
+        ),
+        (
+            CpuModel::Core2,
+            "core2",
+            include_str!("../../models/core2.toml"),
         ),
         (
             CpuModel::PortableV2,

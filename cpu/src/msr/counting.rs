@@ -101,7 +101,7 @@ impl Msrs {
             area: self.branch.ds_area(),
             counters: self.pmu.due(),
             status: self.pmu.status(),
-            records: PebsRecords::of(self.config.model.definition().pebs.format),
+            records: PebsRecords::of(&self.config.model.definition().pebs),
             data: None,
         });
         EngineCounting {

@@ -151,7 +151,7 @@ impl Msrs {
                 tsc_hz: config.tsc_hz,
                 pebs: config.facilities.contains(Facilities::PEBS),
                 uarch: config.uarch,
-                counters: config.facilities.gp_counters(),
+                counters: config.model.definition().gp_counters(config.facilities),
                 model: config.model,
             }),
             rdt: Rdt::new(config.facilities, package),

@@ -1,7 +1,7 @@
 //! MSRs of the unit and RDPMC, as of the last [`Pmu::sync`].
 
 use hindsight_regs::msr as regs;
-use hindsight_regs::pmu::{COUNTER_MASK, EventSelect, FIXED_COUNTERS, FixedControl, global};
+use hindsight_regs::pmu::{EventSelect, FIXED_COUNTERS, FixedControl, global};
 use hindsight_regs::vector::GpFault;
 
 use super::counter::{ALL, GP, Pmu, bit};
@@ -10,7 +10,9 @@ use super::counter::{ALL, GP, Pmu, bit};
 pub(crate) const SELECT: u64 = 0xffff_ffff & !EventSelect::PIN;
 /// The writable bits of IA32_FIXED_CTR_CTRL.
 pub(crate) const FIXED_CONTROL: u64 = 0xfff;
-/// The writable bits of IA32_PEBS_ENABLE, in models without precise stores.
+/// The bits of IA32_FIXED_CTR_CTRL that count for all threads, from perfmon version 3 on.
+pub(crate) const ANY_THREAD_CONTROL: u64 = 0x444;
+/// The writable bits of IA32_PEBS_ENABLE in the default model.
 pub(crate) const PEBS_ENABLE: u64 = 0xf_0000_000f;
 /// IA32_PEBS_ENABLE.PS_EN: counter 3 samples stores with their addresses.
 pub(crate) const PRECISE_STORE: u64 = 1 << 63;
@@ -120,7 +122,7 @@ impl Pmu {
 
     fn write_counter(&mut self, counter: usize, value: u64) {
         debug_assert!(counter < ALL, "no such counter");
-        self.values[counter] = value & COUNTER_MASK;
+        self.values[counter] = value & self.counter_mask;
         self.disarm(counter);
     }
 

@@ -2,18 +2,18 @@
 
 use hindsight_regs::branch::DebugCtl;
 use hindsight_regs::pmu::{
-    COUNTER_MASK, EventSelect, FIXED_COUNTERS, FixedControl, GP_COUNTERS, GP_COUNTERS_MAX, global,
+    EventSelect, FIXED_COUNTERS, FixedControl, GP_COUNTERS, GP_COUNTERS_MAX, global,
 };
 
 use super::access;
 use super::events::{EventKinds, EventTotals, Rings};
 use super::selection::{PRECISE_STORE, PebsTiming, PmuEvent, SampledAccess};
-use crate::model::{CpuModel, ModelDefinition};
+use crate::model::{CpuModel, ModelDefinition, counter_bits};
 use crate::transaction::TransactionEvent;
 
 /// Number of general-purpose counters that a unit can have.
 pub(super) const GP: usize = GP_COUNTERS_MAX as usize;
-/// Number of counters that can take PEBS records: the first general-purpose ones.
+/// Number of counters that can take PEBS records in any model: the first general-purpose ones.
 pub(super) const PEBS: usize = GP_COUNTERS as usize;
 /// Number of all counters: the general-purpose ones, then the fixed ones.
 pub(super) const ALL: usize = GP + FIXED_COUNTERS as usize;
@@ -36,7 +36,7 @@ pub struct PmuConfig {
     pub pebs: bool,
     /// A branch predictor and caches are modelled; otherwise their events count nothing.
     pub uarch: bool,
-    /// Number of general-purpose counters: 4 or 8.
+    /// Number of general-purpose counters: 2, 4 or 8.
     pub counters: u32,
     /// The processor model, which has the events.
     pub model: CpuModel,
@@ -45,11 +45,7 @@ pub struct PmuConfig {
 impl PmuConfig {
     /// The bits of the existing counters in the global registers.
     pub(super) const fn all_counters(&self) -> u64 {
-        if self.counters > GP_COUNTERS {
-            global::COUNTERS | global::UPPER_COUNTERS
-        } else {
-            global::COUNTERS
-        }
+        counter_bits(self.counters)
     }
 }
 
@@ -96,7 +92,9 @@ pub(super) struct RunningCounter {
 pub struct Pmu {
     pub(super) config: PmuConfig,
     pub(super) model: &'static ModelDefinition,
-    /// 48 bits each.
+    /// The bits of a counter.
+    pub(super) counter_mask: u64,
+    /// Within `counter_mask`.
     pub(super) values: [u64; ALL],
     pub(super) selects: [u64; GP],
     pub(super) fixed_control: u64,
@@ -123,12 +121,14 @@ impl Pmu {
     /// The unit after RESET.
     pub fn new(config: PmuConfig) -> Self {
         debug_assert!(
-            matches!(config.counters, 4 | 8),
-            "4 or 8 general-purpose counters"
+            matches!(config.counters, 2 | 4 | 8),
+            "2, 4 or 8 general-purpose counters"
         );
+        let model = config.model.definition();
         Self {
             config,
-            model: config.model.definition(),
+            model,
+            counter_mask: model.perfmon.counter_mask(),
             values: [0; ALL],
             selects: [0; GP],
             fixed_control: 0,
@@ -167,10 +167,7 @@ impl Pmu {
             if source.in_tx && self.transaction.is_none() {
                 continue;
             }
-            debug_assert!(
-                self.values[counter] <= COUNTER_MASK,
-                "counters have 48 bits"
-            );
+            debug_assert!(self.values[counter] <= self.counter_mask, "no such value");
             let new = self.count(&source, totals);
             if new != 0 {
                 pmi |= self.advance(counter, &source, new);
@@ -226,8 +223,8 @@ impl Pmu {
     /// Adds `new` events to a counter. Returns whether it requests a PMI.
     fn advance(&mut self, counter: usize, source: &RunningCounter, new: u64) -> bool {
         let sum = self.values[counter].saturating_add(new);
-        let overflow = sum > COUNTER_MASK;
-        self.values[counter] = sum & COUNTER_MASK;
+        let overflow = sum > self.counter_mask;
+        self.values[counter] = sum & self.counter_mask;
         if overflow {
             self.status |= bit(counter);
         }
@@ -243,7 +240,7 @@ impl Pmu {
         self.due |= self.armed & this;
         if overflow {
             self.armed |= this;
-            if precise == PebsTiming::Here || sum & COUNTER_MASK != 0 {
+            if precise == PebsTiming::Here || sum & self.counter_mask != 0 {
                 self.due |= this;
             }
         }

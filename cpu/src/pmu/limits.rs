@@ -1,7 +1,7 @@
 //! What an engine must count, and how far it may run before the next [`Pmu::sync`].
 
 use bitflags::bitflags;
-use hindsight_regs::pmu::{COUNTER_MASK, EventSelect};
+use hindsight_regs::pmu::EventSelect;
 
 use super::counter::{ALL, Pmu, RunningCounter};
 use super::events::{EventKind, EventKinds, Ring};
@@ -251,7 +251,7 @@ impl Pmu {
             let left = if armed {
                 1
             } else {
-                COUNTER_MASK + 1 - self.values[counter]
+                self.counter_mask + 1 - self.values[counter]
             };
             debug_assert!(left != 0, "an engine can execute at least one event");
             let ratio = self.config.tsc_hz / u64::from(self.model.reference_hz);

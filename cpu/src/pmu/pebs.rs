@@ -1,13 +1,14 @@
-//! PEBS: the records of formats 1 to 3, and the buffer in guest memory.
+//! PEBS: the records of formats 0 to 3, and the buffer in guest memory.
 //!
 //! SDM Vol. 3B, "Processor Event Based Sampling (PEBS)" and "Debug Store (DS) Mechanism".
 
-use hindsight_regs::pmu::{COUNTER_MASK, global, pebs as layout};
+use hindsight_regs::pmu::{global, pebs as layout};
 use hindsight_regs::rflags::Rflags;
 
 use super::counter::{PEBS, PmiFreeze, Pmu, bit};
 use super::selection::SampledAccess;
 use crate::branch::bts::DsMemory;
+use crate::model::PebsModel;
 
 /// Words of the longest record, that of format 3.
 const WORDS: usize = layout::RECORD / 8;
@@ -19,21 +20,25 @@ const WORDS: usize = layout::RECORD / 8;
 pub struct PebsRecords {
     /// Bytes of a record.
     bytes: usize,
+    /// Number of reset values in the DS management area.
+    counters: usize,
     /// The field at 90H is IA32_PERF_GLOBAL_STATUS, and not the counters that overflowed.
     global_status: bool,
 }
 
 impl PebsRecords {
-    /// The records of this format: IA32_PERF_CAPABILITIES bits 11:8.
-    pub const fn of(format: u8) -> Self {
-        let bytes = match format {
+    /// The records of this model.
+    pub const fn of(model: &PebsModel) -> Self {
+        let bytes = match model.format {
+            0 => layout::record::COUNTERS,
             1 => layout::record::EVENTING_RIP,
             2 => layout::record::TSC,
             _ => layout::RECORD,
         };
         Self {
             bytes,
-            global_status: format < 3,
+            counters: model.counters as usize,
+            global_status: model.format < 3,
         }
     }
 }
@@ -141,7 +146,8 @@ fn try_store(
     let maximum = memory.read(at(layout::MAXIMUM))?;
     let threshold = memory.read(at(layout::THRESHOLD))?;
     let mut reset = [0; PEBS];
-    for (offset, value) in (layout::RESET..).step_by(8).zip(&mut reset) {
+    let values = reset.iter_mut().take(due.records.counters);
+    for (offset, value) in (layout::RESET..).step_by(8).zip(values) {
         *value = memory.read(at(offset))?;
     }
     let mut outcome = PebsOutcome {
@@ -196,7 +202,7 @@ impl Pmu {
         for n in (0..PEBS).filter(|n| overflowed >> n & 1 != 0) {
             pmi |= self.running[n].is_some_and(|source| source.interrupts);
             if let Some(reset) = outcome.reset {
-                self.values[n] = reset[n] & COUNTER_MASK;
+                self.values[n] = reset[n] & self.counter_mask;
                 self.status &= !bit(n);
             }
         }

@@ -139,12 +139,14 @@ impl PmuEvent {
         model: &ModelDefinition,
     ) -> Self {
         let (event, umask) = match (select.event(), select.umask()) {
-            // Before Sandy Bridge, both masks select INST_RETIRED.ANY_P.
-            (0xc0, 0x01) if !model.has_prec_dist() => (0xc0, 0x00),
+            // In Nehalem and Westmere, both masks select INST_RETIRED.ANY_P.
+            (0xc0, 0x01) if !model.has_prec_dist() && !model.has_event((0xc0, 0x01)) => {
+                (0xc0, 0x00)
+            }
             selected => selected,
         };
-        let instructions =
-            event == 0xc0 && (umask == 0x00 || (umask == 0x01 && counter == PREC_DIST_COUNTER));
+        let distributed = counter == PREC_DIST_COUNTER && model.has_prec_dist();
+        let instructions = event == 0xc0 && (umask == 0x00 || (umask == 0x01 && distributed));
         let edge = select.has(EventSelect::EDGE);
         let inverted = select.has(EventSelect::INVERT);
         match (select.cmask(), edge) {

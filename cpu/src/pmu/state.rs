@@ -1,11 +1,9 @@
 //! Saved state of the unit.
 
-use hindsight_regs::pmu::{COUNTER_MASK, EventSelect, global};
+use hindsight_regs::pmu::{EventSelect, global};
 use thiserror::Error;
 
-use super::access::{
-    ANY_OFFCORE, FIXED_CONTROL, FRONTEND, LATENCY, PEBS_ENABLE, PRECISE_STORE, SELECT,
-};
+use super::access::{ANY_OFFCORE, FIXED_CONTROL, FRONTEND, LATENCY, SELECT};
 use super::counter::{ALL, GP, Pmu};
 use super::events::EventTotals;
 
@@ -79,10 +77,9 @@ impl Pmu {
     ///
     /// Names the first register that cannot have its value.
     pub fn check(&self, state: &PmuState) -> Result<(), PmuStateError> {
-        let pebs = match (self.config.pebs, self.model.pebs.precise_store) {
-            (true, true) => PEBS_ENABLE | PRECISE_STORE,
-            (true, false) => PEBS_ENABLE,
-            (false, _) => 0,
+        let pebs = match self.config.pebs {
+            true => self.model.pebs.enable_bits(),
+            false => 0,
         };
         let check = |register, value: u64, mask: u64| {
             if value & !mask == 0 {
@@ -92,7 +89,7 @@ impl Pmu {
             }
         };
         for value in state.counters {
-            check("counter", value, COUNTER_MASK)?;
+            check("counter", value, self.counter_mask)?;
         }
         for value in state.selects {
             let transactions = EventSelect::IN_TX | EventSelect::IN_TXCP;

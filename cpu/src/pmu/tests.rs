@@ -86,7 +86,7 @@ impl Rig {
         };
         let due = PebsDue {
             status: self.pmu.status(),
-            records: PebsRecords::of(self.pmu.config.model.definition().pebs.format),
+            records: PebsRecords::of(&self.pmu.model.pebs),
             area: AREA,
             counters: self.pmu.due(),
             data: None,

@@ -36,28 +36,27 @@ fn debugctl(debugger: &mut Debugger) -> Result<String, CommandError> {
 pub(super) fn lbr(debugger: &mut Debugger, arguments: &[&str]) -> CommandReply {
     no_arguments(arguments)?;
     let mut text = debugctl(debugger)?;
-    let select = read(debugger, msr::MSR_LBR_SELECT)?;
-    let names = LbrSelect::from_bits_retain(select);
-    let names = flags(names.iter_names().map(|(name, _)| name));
     let tos = read(debugger, msr::MSR_LASTBRANCH_TOS)?;
-    let _ = writeln!(text, "  MSR_LBR_SELECT {select:#x} {names}  TOS {tos}");
+    let cpu = debugger.selected;
+    // Core 2 has no filter.
+    if let Some(select) = debugger.read_msr(cpu, msr::MSR_LBR_SELECT)? {
+        let names = LbrSelect::from_bits_retain(select);
+        let names = flags(names.iter_names().map(|(name, _)| name));
+        let _ = write!(text, "  MSR_LBR_SELECT {select:#x} {names}");
+    }
+    let _ = writeln!(text, "  TOS {tos}");
     let from = read(debugger, msr::MSR_LER_FROM_LIP)?;
     let to = read(debugger, msr::MSR_LER_TO_LIP)?;
     if (from, to) != (0, 0) {
         let _ = writeln!(text, "before the last exception: {from:#x} -> {to:#x}");
     }
     let mut empty = true;
-    let cpu = debugger.selected;
-    // Models before format 5 have half of the entries.
-    let depth = match debugger.read_msr(cpu, msr::MSR_LBR_INFO_0)? {
-        Some(_) => LBR_DEPTH as u64,
-        None => LBR_DEPTH as u64 / 2,
-    };
+    let (first_from, first_to, depth) = stack(debugger)?;
     // The newest record first.
     for age in 0..depth {
         let entry = u32::try_from(tos.wrapping_sub(age) % depth).unwrap_or(0);
-        let from = read(debugger, msr::MSR_LASTBRANCH_0_FROM_IP + entry)?;
-        let to = read(debugger, msr::MSR_LASTBRANCH_0_TO_IP + entry)?;
+        let from = read(debugger, first_from + entry)?;
+        let to = read(debugger, first_to + entry)?;
         // Before format 5 there is no such MSR, and FROM has the flags.
         let info = debugger.read_msr(cpu, msr::MSR_LBR_INFO_0 + entry)?;
         if (from, to, info.unwrap_or(0)) != (0, 0, 0) {
@@ -70,6 +69,20 @@ pub(super) fn lbr(debugger: &mut Debugger, arguments: &[&str]) -> CommandReply {
         text.push_str("no branches\n");
     }
     Ok(text)
+}
+
+/// The MSRs of LBR entry 0, and the number of entries: 32 with MSR_LBR_INFO_x, 16, or Core 2's 4.
+fn stack(debugger: &mut Debugger) -> Result<(u32, u32, u64), CommandError> {
+    let cpu = debugger.selected;
+    let (from, to) = (msr::MSR_LASTBRANCH_0_FROM_IP, msr::MSR_LASTBRANCH_0_TO_IP);
+    if debugger.read_msr(cpu, msr::MSR_LBR_INFO_0)?.is_some() {
+        return Ok((from, to, LBR_DEPTH as u64));
+    }
+    if debugger.read_msr(cpu, from)?.is_some() {
+        return Ok((from, to, LBR_DEPTH as u64 / 2));
+    }
+    let (from, to) = (msr::CORE_LASTBRANCH_0_FROM_IP, msr::CORE_LASTBRANCH_0_TO_IP);
+    Ok((from, to, LBR_DEPTH as u64 / 8))
 }
 
 /// MSR_LBR_INFO_x in words.

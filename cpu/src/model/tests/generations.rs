@@ -8,7 +8,7 @@ use hindsight_regs::pmu::{EventSelect, FixedControl};
 use crate::branch::{Branch, BranchClass};
 use crate::cpuid::{CpuidConfig, CpuidTable};
 use crate::facility::Facilities;
-use crate::model::CpuModel;
+use crate::model::{CpuModel, LbrModel};
 use crate::msr::{MsrConfig, Msrs, Now, RdmsrOutcome, WrmsrOutcome};
 use crate::pmu::{EventKind, EventTotals, Ring};
 
@@ -49,6 +49,7 @@ const ROWS: &[(CpuModel, u64, u32, u32)] = &[
     (CpuModel::SandyBridge, 0x11c3, 0x0730_0403, 16),
     (CpuModel::Westmere, 0x11c3, 0x0730_0403, 16),
     (CpuModel::Nehalem, 0x11c3, 0x0730_0403, 16),
+    (CpuModel::Core2, 0x10c2, 0x0728_0202, 4),
 ];
 
 #[test]
@@ -69,10 +70,20 @@ fn registers_of_later_generations_fault() {
     for &(model, _, leaf_0a, entries) in ROWS {
         let mut msrs = msrs(model);
         let last = entries - 1;
-        let first = matches!(model, CpuModel::Nehalem | CpuModel::Westmere);
+        let (LbrModel { from, to, .. }, core2) = (model.definition().lbr, model == CpuModel::Core2);
+        let first = core2 || matches!(model, CpuModel::Nehalem | CpuModel::Westmere);
         let rows = [
-            (regs::MSR_LASTBRANCH_0_FROM_IP + last, true),
-            (regs::MSR_LASTBRANCH_0_TO_IP + last, true),
+            (from + last, true),
+            (to + last, true),
+            (regs::CORE_LASTBRANCH_0_FROM_IP, core2),
+            (regs::CORE_LASTBRANCH_0_TO_IP + 3, core2),
+            (regs::MSR_LBR_SELECT, !core2),
+            (regs::IA32_PMC0 + 1, true),
+            (regs::IA32_PMC0 + 2, !core2),
+            (regs::IA32_PERFEVTSEL0 + 3, !core2),
+            (regs::MSR_PEBS_LD_LAT_THRESHOLD, !core2),
+            (regs::MSR_PLATFORM_INFO, !core2),
+            (regs::MSR_LASTBRANCH_0_FROM_IP, !core2),
             (regs::MSR_LASTBRANCH_0_FROM_IP + 31, entries == 32),
             (regs::MSR_LASTBRANCH_0_TO_IP + 16, entries == 32),
             (regs::MSR_LBR_INFO_0, entries == 32),
@@ -83,7 +94,11 @@ fn registers_of_later_generations_fault() {
                 regs::IA32_A_PMC0,
                 model.definition().perfmon.full_width_writes,
             ),
-            (regs::MSR_OFFCORE_RSP_1, model != CpuModel::Nehalem),
+            (regs::MSR_OFFCORE_RSP_0, !core2),
+            (
+                regs::MSR_OFFCORE_RSP_1,
+                !core2 && model != CpuModel::Nehalem,
+            ),
             (regs::IA32_TSC_DEADLINE, !first),
             (regs::MSR_PPIN_CTL, model == CpuModel::SkylakeServer),
             (regs::IA32_PQR_ASSOC, model == CpuModel::SkylakeServer),
@@ -106,7 +121,7 @@ fn registers_of_later_generations_fault() {
         assert_eq!(response, !first, "{model}");
         // Linux's NHM_L3_MISS, for reads of data.
         let memory = writes(&mut msrs, regs::MSR_OFFCORE_RSP_0, 0xf001);
-        assert_eq!(memory, first, "{model}");
+        assert_eq!(memory, first && !core2, "{model}");
         let frozen = writes(&mut msrs, regs::IA32_PERF_GLOBAL_STATUS_RESET, 1 << 58);
         assert_eq!(frozen, leaf_0a & 0xff == 4, "{model}");
     }
@@ -189,9 +204,12 @@ fn stack_wraps_at_its_depth_and_has_flags_where_the_format_says() {
                 _ if model.definition().lbr.format == 4 => 0x9fff_8000_0000_1000 + n,
                 _ => 0xffff_8000_0000_1000 + n,
             };
-            let found = read(&msrs, regs::MSR_LASTBRANCH_0_FROM_IP + at);
+            let LbrModel {
+                from: first, to, ..
+            } = model.definition().lbr;
+            let found = read(&msrs, first + at);
             assert_eq!(found, Some(from), "{model} {age}");
-            let found = read(&msrs, regs::MSR_LASTBRANCH_0_TO_IP + at);
+            let found = read(&msrs, to + at);
             assert_eq!(found, Some(0x2000 + n), "{model} {age}");
         }
         let saved = msrs.save();
@@ -208,7 +226,10 @@ fn overflowing(model: CpuModel) -> Msrs {
     let control = FixedControl::OS | FixedControl::PMI;
     for (index, value) in [
         (regs::IA32_DEBUGCTL, (DebugCtl::LBR | freezes).bits()),
-        (regs::IA32_FIXED_CTR0, (1 << 48) - 1),
+        (
+            regs::IA32_FIXED_CTR0,
+            model.definition().perfmon.counter_mask(),
+        ),
         (regs::IA32_FIXED_CTR_CTRL, control),
         (regs::IA32_PERF_GLOBAL_CTRL, 1 << 32),
     ] {
@@ -233,6 +254,72 @@ fn pmi_before_version_4_clears_enable_bits_and_lbr() {
         };
         assert_eq!((control, status, lbr), expected, "{model}");
         assert!(!msrs.branch().records(), "{model}");
+    }
+}
+
+#[test]
+fn core_2_reserves_the_bits_of_later_versions() {
+    let mut msrs = msrs(CpuModel::Core2);
+    for (index, value, accepted) in [
+        (regs::IA32_PERF_GLOBAL_CTRL, 0x7_0000_0003, true),
+        (regs::IA32_PERF_GLOBAL_CTRL, 1 << 2, false),
+        (regs::IA32_PERFEVTSEL0 + 1, 0xffff_ffff & !(1 << 21), true),
+        (regs::IA32_PERFEVTSEL0, EventSelect::ANY_THREAD, false),
+        (regs::IA32_FIXED_CTR_CTRL, 0xbbb, true),
+        (regs::IA32_FIXED_CTR_CTRL, FixedControl::ANY_THREAD, false),
+        (regs::IA32_FIXED_CTR0 + 2, (1 << 40) - 1, true),
+        (regs::IA32_FIXED_CTR0, 1 << 40, false),
+        (
+            regs::IA32_PERF_GLOBAL_STATUS_RESET,
+            0b11 << 62 | 0x7_0000_0003,
+            true,
+        ),
+        (regs::IA32_PERF_GLOBAL_STATUS_RESET, 1 << 61, false),
+        (regs::IA32_PEBS_ENABLE, 1, true),
+        (regs::IA32_PEBS_ENABLE, 2, false),
+        (regs::IA32_PEBS_ENABLE, 1 << 32, false),
+        (regs::IA32_DEBUGCTL, 0x5fc3, true),
+        (regs::IA32_DEBUGCTL, DebugCtl::UNCORE_PMI_EN.bits(), false),
+        (regs::CORE_LASTBRANCH_0_FROM_IP, 1 << 63, false),
+        (regs::MSR_LASTBRANCH_TOS, 3, true),
+        (regs::MSR_LASTBRANCH_TOS, 4, false),
+    ] {
+        let done = writes(&mut msrs, index, value);
+        assert_eq!(done, accepted, "{index:#x} {value:#x}");
+    }
+    // IA32_PMCx extends 32 bits by their sign, up to its 40 bits.
+    assert!(writes(&mut msrs, regs::IA32_PMC0, 0x8000_0000));
+    assert_eq!(read(&msrs, regs::IA32_PMC0), Some(0xff_8000_0000));
+    let saved = msrs.save();
+    let mut other = self::msrs(CpuModel::Core2);
+    other.restore(&saved).unwrap();
+    assert_eq!(other.save(), saved);
+    let mut newer = self::msrs(CpuModel::SkylakeServer);
+    let write = writes(
+        &mut newer,
+        regs::IA32_DEBUGCTL,
+        DebugCtl::UNCORE_PMI_EN.bits(),
+    );
+    assert!(write && other.restore(&newer.save()).is_err());
+}
+
+#[test]
+fn counter_of_core_2_overflows_after_40_bits() {
+    let mut msrs = msrs(CpuModel::Core2);
+    let select = EventSelect::new(0xc0, 0, EventSelect::OS | EventSelect::ENABLE).0;
+    for (index, value) in [
+        (regs::IA32_PERFEVTSEL0, select),
+        (regs::IA32_PMC0, 0xffff_fffe),
+        (regs::IA32_PERF_GLOBAL_CTRL, 1),
+    ] {
+        assert!(writes(&mut msrs, index, value), "{index:#x}");
+    }
+    let mut totals = EventTotals::default();
+    for (value, status) in [(0xff_ffff_ffff, 0), (0, 1), (1, 1)] {
+        totals.add(EventKind::Instruction, Ring::Os, 1);
+        let _ = msrs.sync_counters(&totals);
+        assert_eq!(read(&msrs, regs::IA32_PMC0), Some(value));
+        assert_eq!(read(&msrs, regs::IA32_PERF_GLOBAL_STATUS), Some(status));
     }
 }
 
@@ -284,7 +371,7 @@ fn cycles_are_sampled_by_retired_uops_where_perf_does() {
     assert_eq!(inverted(CpuModel::Broadwell, 0xc2), 10);
 }
 
-/// What counter 0 counts of 10 instructions with this unit mask of event C0H.
+/// What counter 0 counts of 10 instructions, of which 3 load, with this unit mask of event C0H.
 fn instructions(model: CpuModel, umask: u8) -> u64 {
     let mut msrs = msrs(model);
     let select = EventSelect::new(0xc0, umask, EventSelect::OS | EventSelect::ENABLE).0;
@@ -292,8 +379,15 @@ fn instructions(model: CpuModel, umask: u8) -> u64 {
     assert!(writes(&mut msrs, regs::IA32_PERF_GLOBAL_CTRL, 1));
     let mut totals = EventTotals::default();
     totals.add(EventKind::Instruction, Ring::Os, 10);
+    totals.add(EventKind::Load, Ring::Os, 3);
     let _ = msrs.sync_counters(&totals);
     read(&msrs, regs::IA32_PMC0).unwrap()
+}
+
+#[test]
+fn second_mask_of_retired_instructions_selects_loads_in_core_2() {
+    assert_eq!(instructions(CpuModel::Core2, 0), 10);
+    assert_eq!(instructions(CpuModel::Core2, 1), 3);
 }
 
 #[test]

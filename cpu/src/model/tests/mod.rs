@@ -24,7 +24,11 @@ fn model_file_with_a_mistake_is_refused_in_one_line() {
         ("family = 6", "family = 15", "family = 15 is not 6"),
         ("family = 6", "famly = 6", "line 3: unknown field `famly`"),
         ("depth = 32", "width = 32", "unknown field `width`"),
-        ("depth = 32", "depth = 8", "lbr.depth = 8 is not 16 or 32"),
+        (
+            "depth = 32",
+            "depth = 8",
+            "lbr.depth = 8 is not 4, 16 or 32",
+        ),
         (
             "depth = 32",
             "depth = 16",
@@ -43,7 +47,32 @@ fn model_file_with_a_mistake_is_refused_in_one_line() {
         (
             "version = 4",
             "version = 6",
-            "perfmon.version = 6 is not 3 or 4",
+            "perfmon.version = 6 is not 2 to 4",
+        ),
+        (
+            "depth = 32",
+            "depth = 32\nselect = false",
+            "call-stack mode needs MSR_LBR_SELECT",
+        ),
+        (
+            "[pebs]\nformat = 3",
+            "[pebs]\nformat = 0",
+            "PEBS format 0 and records of one counter go together",
+        ),
+        (
+            "counter-bits = 48",
+            "counter-bits = 44",
+            "perfmon.counter-bits = 44 is not 40 or 48",
+        ),
+        (
+            "counter-bits = 48",
+            "counters = 3\ncounter-bits = 48",
+            "perfmon.counters = 3 is not 2 or 4",
+        ),
+        (
+            "counter-bits = 48",
+            "counters = 2\ncounter-bits = 48",
+            "precise stores and pmu=8 need four counters",
         ),
         ("max-leaf = 0x16", "max-leaf = 0xb", "xsave needs leaf 0xd"),
         (

@@ -299,6 +299,8 @@ const IN_TX_OR_COMMITTED: &[(Facilities, u64)] =
 
 const LBR_ENTRIES: u32 = 32;
 const _: () = assert!(LBR_ENTRIES as usize == LBR_DEPTH);
+/// Entries of the LBR stack of Core 2.
+const CORE_LBR_ENTRIES: u32 = 4;
 const LOW_HALF: u64 = 0xffff_ffff;
 
 const fn event_select(offset: u32, name: &'static str) -> MsrSpec {
@@ -347,11 +349,15 @@ pub const TABLE: &[MsrSpec] = {
         M::new(regs::IA32_FEATURE_CONTROL, "IA32_FEATURE_CONTROL", Constant)
             .reset(LOCKED).faults_on_write(),
         M::new(regs::IA32_TSC_ADJUST, "IA32_TSC_ADJUST", Tsc).needs(Facilities::TSC_ADJUST),
+        lbr_register(regs::CORE_LASTBRANCH_0_FROM_IP, "MSR_LASTBRANCH_0-3_FROM_IP")
+            .run(CORE_LBR_ENTRIES),
         M::new(regs::IA32_SPEC_CTRL, "IA32_SPEC_CTRL", Stored)
             .needs_speculation(SPEC_CTRL).writable(SPEC_CTRL_BITS),
         M::new(regs::IA32_PRED_CMD, "IA32_PRED_CMD", Command)
             .needs_speculation(Feature::SPEC_CTRL.mask()).writable(COMMAND),
         M::new(regs::MSR_PPIN_CTL, "MSR_PPIN_CTL", Constant).reset(LOCKED).faults_on_write(),
+        lbr_register(regs::CORE_LASTBRANCH_0_TO_IP, "MSR_LASTBRANCH_0-3_TO_IP")
+            .run(CORE_LBR_ENTRIES),
         M::new(regs::IA32_BIOS_SIGN_ID, "IA32_BIOS_SIGN_ID", Constant)
             .reset_by(microcode).ignores_writes(),
         pmu_register(regs::IA32_PMC0, "IA32_PMC").run(GP_COUNTERS),
