@@ -29,7 +29,7 @@ const LEAF_7_EDX: u32 = 1 << 10 | 0b111 << 26 | 1 << 31;
 /// Returns a CPUID leaf as the interpreter supports it on this host.
 ///
 /// The registers are EAX, EBX, ECX, EDX. Integer and system instructions are always supported, and
-/// so are vector instructions up to AVX-512 F, CD, BW, DQ and VL. SSE3, SSSE3, SHA and the
+/// so are vector instructions up to AVX-512 F, CD, BW, DQ, VL and VNNI. SSE3, SSSE3, SHA and the
 /// extensions of AVX-512 after these are supported if the host's processor has them. Leaves that only describe the
 /// processor (vendor, brand, family) are the host's own.
 pub fn supported_cpuid(leaf: u32, subleaf: u32) -> [u32; 4] {
@@ -87,15 +87,14 @@ fn leaf_7_ebx() -> u32 {
 fn leaf_7_ecx() -> u32 {
     // The extensions have EVEX encodings too, which a host without ZMM registers does not execute.
     let zmm = has_zmm();
-    // UMIP, PKU, RDPID.
-    bits(&[2, 3, 22])
+    // UMIP, PKU, AVX512_VNNI, RDPID.
+    bits(&[2, 3, 11, 22])
         | thunked(&[
             (zmm && host_has!("avx512vbmi"), 1),
             (zmm && host_has!("avx512vbmi2"), 6),
             (zmm && host_has!("gfni"), 8),
             (zmm && host_has!("vaes"), 9),
             (zmm && host_has!("vpclmulqdq"), 10),
-            (zmm && host_has!("avx512vnni"), 11),
             (zmm && host_has!("avx512bitalg"), 12),
             (zmm && host_has!("avx512vpopcntdq"), 14),
         ])

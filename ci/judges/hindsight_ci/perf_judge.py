@@ -79,6 +79,7 @@ class Model(NamedTuple):
 
 MODELS = {
     "skylake-server": Model(("PEBS fmt3+", "Skylake events", "full-width counters"), 32),
+    "cascadelake": Model(("PEBS fmt3+", "Skylake events", "full-width counters"), 32),
     "skylake": Model(("PEBS fmt3+", "Skylake events", "full-width counters"), 32),
     "broadwell": Model(("PEBS fmt2+", "Broadwell events", "full-width counters"), 16),
     "haswell": Model(("PEBS fmt2+", "Haswell events", "full-width counters"), 16),

@@ -52,6 +52,8 @@ pub enum CpuModel {
     Westmere,
     /// Xeon 5500, family 6 model 1AH.
     Nehalem,
+    /// Second-generation Xeon Scalable, family 6 model 55H stepping 7.
+    CascadeLake,
     /// Core 2 as in the Xeon 5400, family 6 model 17H.
     Core2,
 }
@@ -64,6 +66,11 @@ const MODELS: &[ModelRow] = {
     const SKYLAKE_SERVER: &str = include_str!("../../models/skylake-server.toml");
     &[
         (CpuModel::SkylakeServer, "skylake-server", SKYLAKE_SERVER),
+        (
+            CpuModel::CascadeLake,
+            "cascadelake",
+            include_str!("../../models/cascadelake.toml"),
+        ),
         (
             CpuModel::Skylake,
             "skylake",

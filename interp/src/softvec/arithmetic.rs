@@ -105,6 +105,10 @@ pub(super) fn work(m: M) -> Option<SoftHandler> {
         M::Vpternlogq => |r| ternary(r, 8),
         M::Vpmaddwd => multiply_words,
         M::Vpmaddubsw => multiply_bytes,
+        M::Vpdpbusd => |r| add_byte_products(r, wrap),
+        M::Vpdpbusds => |r| add_byte_products(r, clamp),
+        M::Vpdpwssd => |r| add_word_products(r, wrap),
+        M::Vpdpwssds => |r| add_word_products(r, clamp),
         M::Vpsadbw => sum_differences,
         M::Vmpsadbw => sum_blocks,
         M::Vdbpsadbw => sum_pairs,
@@ -149,6 +153,36 @@ fn multiply_bytes(r: &mut Run<'_>) {
         let product = |n| i32::from(u8::get(&a, n)) * i32::from(i8::get(&b, n));
         let sum = product(2 * n) + product(2 * n + 1);
         saturate(sum.into(), i16::MIN, i16::MAX)
+    });
+}
+
+/// The low half of a sum.
+fn wrap(sum: i64) -> i32 {
+    let [a, b, c, d, ..] = sum.to_le_bytes();
+    i32::from_le_bytes([a, b, c, d])
+}
+
+fn clamp(sum: i64) -> i32 {
+    saturate(sum, i32::MIN, i32::MAX)
+}
+
+/// VPDPBUSD and VPDPBUSDS: adds four products of unsigned and signed bytes to each element.
+fn add_byte_products(r: &mut Run<'_>, narrow: fn(i64) -> i32) {
+    let (target, a, b) = (r.target(), r.source(1), r.source(2));
+    r.each(|_, n| {
+        let products =
+            (4 * n..4 * n + 4).map(|n| i64::from(u8::get(&a, n)) * i64::from(i8::get(&b, n)));
+        narrow(i64::from(i32::get(&target, n)) + products.sum::<i64>())
+    });
+}
+
+/// VPDPWSSD and VPDPWSSDS: adds two products of signed words to each element.
+fn add_word_products(r: &mut Run<'_>, narrow: fn(i64) -> i32) {
+    let (target, a, b) = (r.target(), r.source(1), r.source(2));
+    r.each(|_, n| {
+        let products =
+            (2 * n..2 * n + 2).map(|n| i64::from(i16::get(&a, n)) * i64::from(i16::get(&b, n)));
+        narrow(i64::from(i32::get(&target, n)) + products.sum::<i64>())
     });
 }
 

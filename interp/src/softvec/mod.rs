@@ -1,4 +1,5 @@
-//! Executes vector instructions in software: AVX, AVX2, FMA, F16C, and AVX-512 F, CD, BW, DQ and VL.
+//! Executes vector instructions in software: AVX, AVX2, FMA, F16C, and AVX-512 F, CD, BW,
+//! DQ, VL and VNNI.
 //!
 //! Also those of SSE3 to SSE4.2, AES and PCLMULQDQ on XMM registers, and BMI1, BMI2 and CRC32.
 //!

@@ -64,7 +64,7 @@ pub(crate) fn has_zmm() -> bool {
 }
 
 /// Whether the host executes an instruction.
-fn executes(i: &Instruction) -> bool {
+pub(super) fn executes(i: &Instruction) -> bool {
     let opmask = (0..i.op_count()).any(|n| i.op_register(n).is_k());
     let wide = i.encoding() == EncodingKind::EVEX || opmask;
     (!wide || has_zmm()) && i.cpuid_features().iter().all(|f| host_has(*f))
@@ -82,6 +82,7 @@ fn host_has(feature: F) -> bool {
         F::AVX512BW => has!("avx512bw"),
         F::AVX512DQ => has!("avx512dq"),
         F::AVX512VL => has!("avx512vl"),
+        F::AVX512_VNNI => has!("avx512vnni"),
         F::BMI1 => has!("bmi1"),
         F::BMI2 => has!("bmi2"),
         F::SSE4_1 => has!("sse4.1"),

@@ -42,6 +42,7 @@ fn writes(msrs: &mut Msrs, index: u32, value: u64) -> bool {
 /// Model, IA32_PERF_CAPABILITIES, CPUID.0AH:EAX and entries of the LBR stack.
 const ROWS: &[(CpuModel, u64, u32, u32)] = &[
     (CpuModel::SkylakeServer, 0x33c5, 0x0730_0404, 32),
+    (CpuModel::CascadeLake, 0x33c5, 0x0730_0404, 32),
     (CpuModel::Skylake, 0x33c5, 0x0730_0404, 32),
     (CpuModel::Broadwell, 0x32c4, 0x0730_0403, 16),
     (CpuModel::Haswell, 0x32c4, 0x0730_0403, 16),
@@ -71,6 +72,7 @@ fn registers_of_later_generations_fault() {
         let mut msrs = msrs(model);
         let last = entries - 1;
         let (LbrModel { from, to, .. }, core2) = (model.definition().lbr, model == CpuModel::Core2);
+        let server = matches!(model, CpuModel::SkylakeServer | CpuModel::CascadeLake);
         let first = core2 || matches!(model, CpuModel::Nehalem | CpuModel::Westmere);
         let rows = [
             (from + last, true),
@@ -100,8 +102,8 @@ fn registers_of_later_generations_fault() {
                 !core2 && model != CpuModel::Nehalem,
             ),
             (regs::IA32_TSC_DEADLINE, !first),
-            (regs::MSR_PPIN_CTL, model == CpuModel::SkylakeServer),
-            (regs::IA32_PQR_ASSOC, model == CpuModel::SkylakeServer),
+            (regs::MSR_PPIN_CTL, server),
+            (regs::IA32_PQR_ASSOC, server),
         ];
         for (index, present) in rows {
             let exists = msrs.read(index, NOW) != RdmsrOutcome::Fault;
@@ -150,6 +152,18 @@ fn instructions_of_later_generations_are_not_in_cpuid() {
         cpuid(CpuModel::Haswell).query(0x15, 0, 0, 0, 0),
         cpuid(CpuModel::Haswell).query(0xd, 0, 0, 0, 0)
     );
+}
+
+#[test]
+fn cascade_lake_adds_dot_products_to_the_default_model() {
+    let leaf_7 = |model| cpuid(model).query(7, 0, 0, 0, 0);
+    let (old, new) = (
+        leaf_7(CpuModel::SkylakeServer),
+        leaf_7(CpuModel::CascadeLake),
+    );
+    assert_eq!(new[2], old[2] | 1 << 11);
+    assert_eq!([new[0], new[1], new[3]], [old[0], old[1], old[3]]);
+    assert_eq!(old[2] & 1 << 11, 0);
 }
 
 #[test]

@@ -10,6 +10,7 @@ use hindsight_guest::insn::{self, cpuid};
 use hindsight_guest::msr::{self, GP, MsrFault};
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::cpuid::Feature;
+use hindsight_guest::regs::cr::Cr4;
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::regs::pmu::pebs;
 use hindsight_guest::regs::vector::Vector;
@@ -28,6 +29,8 @@ struct Generation {
     bytes: usize,
     /// How many of [`INSTRUCTIONS`] it has.
     instructions: usize,
+    /// Whether it has AVX512_VNNI, of the models that have AVX-512.
+    vnni: Option<bool>,
 }
 
 impl Generation {
@@ -78,6 +81,9 @@ fn check_generation(generation: &Generation) {
     check_instructions(generation);
     if generation.is_core_2() {
         check_core_2();
+    }
+    if let Some(exists) = generation.vnni {
+        check_vnni(exists);
     }
 }
 
@@ -335,6 +341,101 @@ fn check_instructions(generation: &Generation) {
     }
 }
 
+/// The accumulator and sources of a dot product, and its result with wrapping and with saturation.
+type DotProduct = (u32, u32, u32, u32, u32);
+
+/// Products of unsigned and signed bytes.
+const BYTES: [DotProduct; 3] = [
+    (
+        0x7fff_ffff,
+        0xffff_ffff,
+        0x7f7f_7f7f,
+        0x8001_fa03,
+        0x7fff_ffff,
+    ),
+    (0, 0xff00_0080, 0xff55_aa80, 0xffff_bf01, 0xffff_bf01),
+    (
+        0x8000_0000,
+        0x0000_0001,
+        0x0000_00ff,
+        0x7fff_ffff,
+        0x8000_0000,
+    ),
+];
+/// Products of signed words.
+const WORDS: [DotProduct; 3] = [
+    (
+        0x8000_0000,
+        0x8000_8000,
+        0x7fff_7fff,
+        0x0001_0000,
+        0x8000_0000,
+    ),
+    (0, 0x8000_8000, 0x8000_8000, 0x8000_0000, 0x7fff_ffff),
+    (
+        0xffff_ffff,
+        0x8000_8000,
+        0x8000_8000,
+        0x7fff_ffff,
+        0x7fff_ffff,
+    ),
+];
+
+/// Runs one instruction of AVX512_VNNI on ZMM0 to ZMM2. The payload uses no vector registers.
+macro_rules! dot_product {
+    ($name:literal) => {
+        |sum: u32, a: u32, b: u32| -> u32 {
+            let result;
+            // SAFETY: the compiler uses no vector registers for this target.
+            unsafe {
+                asm!(
+                    "vpbroadcastd zmm0, {sum:e}",
+                    "vpbroadcastd zmm1, {a:e}",
+                    "vpbroadcastd zmm2, {b:e}",
+                    concat!($name, " zmm0, zmm1, zmm2"),
+                    "valignd zmm0, zmm0, zmm0, 15",
+                    "vmovd {result:e}, xmm0",
+                    sum = in(reg) sum,
+                    a = in(reg) a,
+                    b = in(reg) b,
+                    result = out(reg) result,
+                );
+            }
+            result
+        }
+    };
+}
+
+/// Checks the instructions of AVX512_VNNI, or their absence (rule GEN-18).
+fn check_vnni(exists: bool) {
+    const X87_TO_ZMM: u32 = 0xe7;
+    let announced = cpuid(7, 0).ecx >> 11 & 1 != 0;
+    check_eq!(announced, exists, "CPUID.AVX512_VNNI");
+    insn::write_cr4(insn::read_cr4() | (Cr4::OSFXSR | Cr4::OSXSAVE).bits());
+    // SAFETY: CPUID reports these components of XCR0 together with AVX-512.
+    unsafe { asm!("xsetbv", in("ecx") 0, in("eax") X87_TO_ZMM, in("edx") 0) };
+    type Execute = fn(u32, u32, u32) -> u32;
+    let instructions: [(Execute, [DotProduct; 3], bool); 4] = [
+        (dot_product!("vpdpbusd"), BYTES, false),
+        (dot_product!("vpdpbusds"), BYTES, true),
+        (dot_product!("vpdpwssd"), WORDS, false),
+        (dot_product!("vpdpwssds"), WORDS, true),
+    ];
+    for (execute, rows, saturates) in instructions {
+        for (sum, a, b, wrapped, saturated) in rows {
+            let mut found = 0;
+            let raised = catch::catch(|| found = execute(sum, a, b));
+            let expected = if saturates { saturated } else { wrapped };
+            if exists {
+                check_eq!(found, expected, "a dot product");
+            } else {
+                let raised = raised.map(|exception| exception.vector);
+                check_eq!(raised == Some(Vector::UD.0), true, "#UD of a dot product");
+            }
+        }
+    }
+}
+
 /// The case of one model: its name, its signature, and what it has.
 macro_rules! generation {
     ($name:literal, $signature:literal, $generation:expr $(, $rule:literal)*) => {
@@ -360,41 +461,53 @@ macro_rules! generation {
 
 generation! {
     "core2", 0x10676,
-    Generation { capabilities: 0x10c2, bytes: 144, instructions: 0 },
+    Generation { capabilities: 0x10c2, bytes: 144, instructions: 0, vnni: None },
     "GEN-13", "GEN-14", "GEN-15", "GEN-16", "GEN-17"
 }
 
 generation! {
     "nehalem", 0x106a5,
-    Generation { capabilities: 0x11c3, bytes: 176, instructions: 2 }
+    Generation { capabilities: 0x11c3, bytes: 176, instructions: 2, vnni: None }
 }
 
 generation! {
     "westmere", 0x206c2,
-    Generation { capabilities: 0x11c3, bytes: 176, instructions: 2 }
+    Generation { capabilities: 0x11c3, bytes: 176, instructions: 2, vnni: None }
 }
 
 generation! {
     "sandybridge", 0x206a7,
-    Generation { capabilities: 0x11c3, bytes: 176, instructions: 2 }
+    Generation { capabilities: 0x11c3, bytes: 176, instructions: 2, vnni: None }
 }
 
 generation! {
     "ivybridge", 0x306a9,
-    Generation { capabilities: 0x31c3, bytes: 176, instructions: 3 }
+    Generation { capabilities: 0x31c3, bytes: 176, instructions: 3, vnni: None }
 }
 
 generation! {
     "haswell", 0x306c3,
-    Generation { capabilities: 0x32c4, bytes: 192, instructions: 4 }
+    Generation { capabilities: 0x32c4, bytes: 192, instructions: 4, vnni: None }
 }
 
 generation! {
     "broadwell", 0x306d4,
-    Generation { capabilities: 0x32c4, bytes: 192, instructions: 5 }
+    Generation { capabilities: 0x32c4, bytes: 192, instructions: 5, vnni: None }
 }
 
 generation! {
     "skylake", 0x506e3,
-    Generation { capabilities: 0x33c5, bytes: 200, instructions: 6 }
+    Generation { capabilities: 0x33c5, bytes: 200, instructions: 6, vnni: None }
+}
+
+generation! {
+    "skylake-server", 0x50654,
+    Generation { capabilities: 0x33c5, bytes: 200, instructions: 7, vnni: Some(false) },
+    "GEN-18"
+}
+
+generation! {
+    "cascadelake", 0x50657,
+    Generation { capabilities: 0x33c5, bytes: 200, instructions: 7, vnni: Some(true) },
+    "GEN-18"
 }
