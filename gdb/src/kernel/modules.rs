@@ -38,10 +38,11 @@ pub struct LoadedModule {
     pub functions: Vec<ModuleFunction>,
 }
 
-/// Reads a string that ends with a zero; `None` if it is longer than `max` bytes.
-fn text(linear: &LinearMemory<'_>, at: u64, max: usize) -> Option<String> {
+/// Reads a name that ends with a zero; `None` if it is empty or longer than `max` bytes with the zero.
+fn read_name(linear: &LinearMemory<'_>, at: u64, max: usize) -> Option<String> {
     let bytes = linear.read(at, max);
     let len = bytes.iter().position(|&byte| byte == 0)?;
+    (len != 0).then_some(())?;
     Some(String::from_utf8_lossy(&bytes[..len]).into_owned())
 }
 
@@ -74,11 +75,11 @@ impl LinuxKernel {
             Some(ModuleFunction {
                 address,
                 size: u64::from_le_bytes(*size.first_chunk()?),
-                name: text(linear, name_at, SYMBOL_NAME_MAX)?,
+                name: read_name(linear, name_at, SYMBOL_NAME_MAX)?,
             })
         });
         Some(LoadedModule {
-            name: text(linear, field(layout.name), NAME_MAX)?,
+            name: read_name(linear, field(layout.name), NAME_MAX)?,
             start,
             len,
             functions: functions.collect(),

@@ -218,9 +218,10 @@ fn module_has_the_functions_in_its_code() {
     let code = 0xffff_ffff_c000_0000_u64;
     ram.write(0x3000, b"overlay\0");
     put(&mut ram, 0x3040, &[code, 0x1000, MAP + 0x3100]);
-    put(&mut ram, 0x3100, &[MAP + 0x3200, 4, MAP + 0x3400]);
+    put(&mut ram, 0x3100, &[MAP + 0x3200, 5, MAP + 0x3400]);
     // Name and type; address and size.
     let symbols = [
+        [0x2_0000_0000, code, 0x10],
         [0x2_0000_0001, code + 0x10, 0x20],
         [0x1_0000_0001, code + 0x30, 0x20],
         [0x2_0000_0001, code + 0x1000, 0x20],
@@ -247,7 +248,11 @@ fn module_has_the_functions_in_its_code() {
         .iter()
         .map(|f| (f.address - code, f.name.as_str()))
         .collect();
-    assert_eq!(names, [(0x10, "open"), (0x40, "close")]);
+    assert_eq!(
+        names,
+        [(0x10, "open"), (0x40, "close")],
+        "a name is not empty"
+    );
     // A megabyte that would wrap around the end of the addresses, with a function behind it.
     put(&mut ram, 0x3040, &[0xffff_ffff_fff0_0000, 0x20_0000]);
     put(&mut ram, 0x3200, &[0x2_0000_0001, 0x10, 0x20]);
@@ -255,7 +260,9 @@ fn module_has_the_functions_in_its_code() {
     put(&mut ram, 0x3040, &[code, 0x1000]);
     put(&mut ram, 0x3108, &[u64::MAX]);
     assert_eq!(module(&ram), None, "too many symbols");
-    put(&mut ram, 0x3108, &[4]);
+    put(&mut ram, 0x3108, &[5]);
     ram.write(0x3000, &[b'x'; 56]);
     assert_eq!(module(&ram), None, "a name without an end");
+    ram.write(0x3000, &[0]);
+    assert_eq!(module(&ram), None, "a name of no bytes");
 }
