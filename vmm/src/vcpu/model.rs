@@ -329,8 +329,9 @@ impl VcpuModel {
 
     /// Marks the vCPU as halted, if it is not yet.
     pub fn halt(&mut self) {
-        self.trace(EventKinds::MODE, Event::Halt);
-        self.pmu_totals.halt(self.board.time.clock.now());
+        if self.pmu_totals.halt(self.board.time.clock.now()) {
+            self.trace(EventKinds::MODE, Event::Halt);
+        }
     }
 
     /// Marks the vCPU as running.

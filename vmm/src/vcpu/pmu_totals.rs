@@ -74,9 +74,11 @@ impl PmuTotals {
         };
     }
 
-    /// Marks the vCPU as halted, if it is not yet.
-    pub fn halt(&mut self, now: Ticks) {
+    /// Marks the vCPU as halted. Returns whether it was not yet.
+    pub fn halt(&mut self, now: Ticks) -> bool {
+        let is_new = self.halted_since.is_none();
         self.halted_since.get_or_insert(now);
+        is_new
     }
 
     /// Marks the vCPU as running. Returns whether it was halted.
@@ -144,8 +146,8 @@ mod tests {
     #[test]
     fn halted_time_adds_no_cycles() {
         let mut events = PmuTotals::default();
-        events.halt(100);
-        events.halt(150);
+        assert!(events.halt(100));
+        assert!(!events.halt(150));
         assert_eq!(cycles(&events.up_to(200)), [100, 0]);
         assert!(events.wake(300));
         assert!(!events.wake(310));
