@@ -1,7 +1,10 @@
 //! The records of a trace.
 
+use std::str::FromStr;
+
 use bitflags::bitflags;
 use hindsight_cpu::branch::BranchClass;
+use thiserror::Error;
 
 use crate::process::LinuxTask;
 
@@ -67,6 +70,22 @@ impl EventKinds {
     /// Whether an engine must report system events for these kinds.
     pub const fn needs_system_events(self) -> bool {
         self.intersects(Self::MSR.union(Self::MODE))
+    }
+}
+
+/// A word that names no kind of events.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("{0}: the kinds are {names}", names = EventKinds::all().names().collect::<Vec<_>>().join(", "))]
+pub struct UnknownKind(pub String);
+
+impl FromStr for EventKinds {
+    type Err = UnknownKind;
+
+    /// Parses names of kinds with commas between them.
+    fn from_str(text: &str) -> Result<Self, UnknownKind> {
+        let kinds = text.split(',');
+        let kinds = kinds.map(|name| Self::named(name).ok_or_else(|| UnknownKind(name.to_owned())));
+        kinds.collect()
     }
 }
 
@@ -190,5 +209,18 @@ mod tests {
         assert_eq!(EventKinds::named("pages"), None);
         let two = EventKinds::MSR | EventKinds::CALLS;
         assert!(two.names().eq(["calls", "msr"]));
+    }
+
+    #[test]
+    fn kinds_are_parsed_from_names_with_commas() {
+        let two = EventKinds::MSR | EventKinds::CALLS;
+        assert_eq!("msr,calls".parse(), Ok(two));
+        for bad in ["", "msr,", "Msr", "msr calls"] {
+            let error = bad.parse::<EventKinds>().unwrap_err().to_string();
+            assert!(
+                error.contains(": the kinds are branches, calls, "),
+                "{error}"
+            );
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! The header of a trace file: what was run, and how it was traced.
 
+use std::fmt;
 use std::io::{Read, Write};
 
 use serde::{Deserialize, Serialize};
@@ -66,6 +67,32 @@ pub struct TraceSummary {
     pub unlogged: u64,
     /// Bytes of the file.
     pub bytes: u64,
+}
+
+impl fmt::Display for TraceSummary {
+    /// Writes the numbers of records, branches and bytes, and what the file lacks.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            records,
+            branches,
+            bytes,
+            dropped,
+            unlogged,
+            ..
+        } = self;
+        write!(f, "{records} records, {branches} branches, {bytes} bytes")?;
+        if *branches != 0 {
+            let each = *bytes as f64 / *branches as f64;
+            write!(f, " ({each:.2} a branch)")?;
+        }
+        if *dropped != 0 {
+            write!(f, "; {dropped} earlier records were dropped")?;
+        }
+        if *unlogged != 0 {
+            write!(f, "; the process log was full and lacks {unlogged} events")?;
+        }
+        Ok(())
+    }
 }
 
 /// Writes magic, version and description; returns the bytes written.

@@ -22,7 +22,7 @@ mod writer;
 pub use block::{BlockInfo, RECORDS_MAX};
 pub use chunk::VcpuTracer;
 pub use error::TraceError;
-pub use event::{BranchEvent, DeviceAccess, Event, EventKinds, Record};
+pub use event::{BranchEvent, DeviceAccess, Event, EventKinds, Record, UnknownKind};
 pub use header::{TraceHeader, TraceSummary, TracedImage, VERSION};
 pub use process::{LinuxTask, LoggedFunction, LoggedMapping, ProcessEvent, ProcessRecord};
 pub use reader::{Records, TraceReader};

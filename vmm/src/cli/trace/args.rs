@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use clap::{Args, ValueHint};
 use hindsight_export::FunctionTable;
-use hindsight_trace::{End, EventKinds, Passage, ProcessFilter, Selection, Window};
+use hindsight_trace::{End, Passage, ProcessFilter, Selection, Window};
 
 use crate::cli::config::ConfigArgs;
 
@@ -121,7 +121,7 @@ impl TraceOptions {
         let from = self.from.as_deref().map(passage).transpose();
         let ranges = self.range.iter().map(|text| range(text, functions));
         Ok(Selection {
-            kinds: self.kinds()?,
+            kinds: self.events.parse().context("--events")?,
             cpls: self.levels()?,
             ranges: ranges.collect::<anyhow::Result<_>>().context("--range")?,
             processes: self.process.iter().map(|text| process(text)).collect(),
@@ -132,17 +132,6 @@ impl TraceOptions {
                 length: self.length,
             },
         })
-    }
-
-    fn kinds(&self) -> anyhow::Result<EventKinds> {
-        let words = self.events.split(',');
-        let kinds = words.map(|word| {
-            EventKinds::named(word).with_context(|| {
-                let names: Vec<_> = EventKinds::all().names().collect();
-                format!("--events {word}: the kinds are {}", names.join(", "))
-            })
-        });
-        kinds.collect()
     }
 
     fn levels(&self) -> anyhow::Result<u8> {

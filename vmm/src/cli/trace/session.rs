@@ -6,9 +6,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use hindsight_export::{FunctionTable, image_hash};
-use hindsight_trace::{
-    Selection, TraceHeader, TraceSummary, TraceWriter, TracedImage, WriterOptions,
-};
+use hindsight_trace::{Selection, TraceHeader, TraceWriter, TracedImage, WriterOptions};
 
 use super::args::TraceOptions;
 use crate::cli::config::RunConfig;
@@ -53,6 +51,26 @@ impl RunHook for RunTrace<'_> {
     }
 }
 
+/// The part of a trace's header that does not depend on the selection of its records.
+pub(super) fn header(
+    config: &RunConfig,
+    (path, image): (&Path, &[u8]),
+) -> anyhow::Result<TraceHeader> {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    Ok(TraceHeader {
+        writer: format!("hindsight {}", env!("CARGO_PKG_VERSION")),
+        image: TracedImage {
+            path: path.display().to_string(),
+            size: image.len() as u64,
+            hash: image_hash(image),
+        },
+        cpus: u32::try_from(config.machine.cpus)?,
+        cpu: config.cpu().to_string(),
+        seed: config.deterministic_seed(),
+        ..TraceHeader::default()
+    })
+}
+
 /// A trace that was checked and has not begun.
 struct CheckedTrace<'a> {
     options: &'a TraceOptions,
@@ -64,23 +82,13 @@ impl<'a> CheckedTrace<'a> {
     fn new(
         options: &'a TraceOptions,
         config: &RunConfig,
-        (path, image): (&Path, &[u8]),
+        image: (&Path, &[u8]),
     ) -> anyhow::Result<Self> {
-        let selection = options.selection(&FunctionTable::of(image))?;
-        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let selection = options.selection(&FunctionTable::of(image.1))?;
         let header = TraceHeader {
-            writer: format!("hindsight {}", env!("CARGO_PKG_VERSION")),
-            image: TracedImage {
-                path: path.display().to_string(),
-                size: image.len() as u64,
-                hash: image_hash(image),
-            },
-            cpus: u32::try_from(config.machine.cpus)?,
-            cpu: config.cpu().to_string(),
-            seed: config.deterministic_seed(),
             events: selection.kinds.names().map(str::to_owned).collect(),
             selection: options.description(),
-            ..TraceHeader::default()
+            ..header(config, image)?
         };
         Ok(Self {
             options,
@@ -126,35 +134,7 @@ impl TraceSession<'_> {
         let name = self.path.display();
         let summary = self.writer.finish();
         let summary = summary.with_context(|| format!("trace {name} is not complete"))?;
-        let _ = writeln!(
-            io::stderr(),
-            "hindsight: trace {name}: {}",
-            figures(&summary)
-        );
+        let _ = writeln!(io::stderr(), "hindsight: trace {name}: {summary}");
         Ok(())
     }
-}
-
-/// The summary of a trace in one line.
-fn figures(summary: &TraceSummary) -> String {
-    let TraceSummary {
-        records,
-        branches,
-        bytes,
-        dropped,
-        unlogged,
-        ..
-    } = summary;
-    let mut text = format!("{records} records, {branches} branches, {bytes} bytes");
-    if *branches != 0 {
-        let each = *bytes as f64 / *branches as f64;
-        text += &format!(" ({each:.2} a branch)");
-    }
-    if *dropped != 0 {
-        text += &format!("; {dropped} earlier records were dropped");
-    }
-    if *unlogged != 0 {
-        text += &format!("; the process log was full and lacks {unlogged} events");
-    }
-    text
 }
