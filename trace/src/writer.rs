@@ -201,6 +201,11 @@ impl TraceWriter {
         self.sink.kinds()
     }
 
+    /// Whether the trace has ended by itself: its window is over, or the file could not be written.
+    pub fn has_ended(&self) -> bool {
+        self.sink.over.load(Ordering::Relaxed)
+    }
+
     /// Whether the trace is of some processes only.
     pub const fn selects_processes(&self) -> bool {
         self.selects_processes

@@ -9,7 +9,7 @@ use hindsight_gdb::{GdbServer, ListenError, Listener};
 
 use crate::boot;
 use crate::cli::config::{DebugOptions, OptionWord, RecordEnd};
-use crate::debugger::{self, Screendump};
+use crate::debugger::{self, DebuggerFiles};
 use crate::machine::Machine;
 use crate::vcpu::branch_history::{RecordOptions, RecordStop};
 use crate::vcpu::run_control::Outcome;
@@ -81,10 +81,10 @@ pub(super) fn record_options(
 }
 
 /// Starts a server for the debuggers that connect at `listener`. The debugger starts the machine, and may
-/// request a picture of its screen.
+/// have `files` written.
 pub(super) fn start(
     options: &DebugOptions,
-    (listener, screendump): (Option<Listener>, Option<Screendump>),
+    (listener, files): (Option<Listener>, DebuggerFiles),
     record: Option<BranchRecording>,
     machine: &mut Machine,
 ) -> anyhow::Result<Option<GdbServer>> {
@@ -98,7 +98,7 @@ pub(super) fn start(
     if let Some(limit) = options.checkpoint_memory {
         machine.limit_checkpoints(limit.0.0);
     }
-    let server = debugger::serve(machine.board(), listener, options.gdb_wait, screendump);
+    let server = debugger::serve(machine.board(), listener, options.gdb_wait, files);
     Ok(Some(server.context("--gdb")?))
 }
 

@@ -16,6 +16,7 @@ impl ReverseExecution for MachineTarget {
     }
 
     fn go_to(&mut self, icount: u64) -> Result<bool, TargetError> {
+        self.check_travel()?;
         self.forget_statuses();
         let reached = self.request(0, move |vcpu| vcpu.go_to(icount))?;
         Ok(reached == Some(true))

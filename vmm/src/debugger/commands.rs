@@ -38,6 +38,11 @@ const COMMANDS: &[CommandHelp] = &[
         "",
         "write a picture of the screen to the file of --display FILE.png",
     ),
+    help(
+        "trace",
+        "start [EVENTS]|stop|status",
+        "trace to the file of --trace-out, for `hindsight export` (folded: a profile, lcov: coverage)",
+    ),
     help("inject", "nmi|irq LINE|smi", "raise an interrupt"),
     help("reset", "", "end the machine with the status of a reset"),
 ];
@@ -52,6 +57,9 @@ impl MachineCommands for MachineTarget {
             let injected = self.inject(vcpu, arguments)?;
             self.request(vcpu, |vcpu| vcpu.device_changed())?;
             return Ok(injected);
+        }
+        if name == "trace" {
+            return self.trace(arguments);
         }
         no_arguments(arguments)?;
         match name {

@@ -51,7 +51,7 @@ impl MachineTarget {
         vcpu: usize,
         resume: Option<&VcpuResume>,
     ) -> Result<Result<bool, Unsupported>, TargetError> {
-        if self.traced != 0 {
+        if self.traced != 0 || self.is_traced() {
             return Ok(Err(Unsupported::Branches));
         }
         let Some(resume) = resume else {

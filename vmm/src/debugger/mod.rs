@@ -9,7 +9,10 @@ mod engine;
 mod irq_text;
 mod stops;
 mod target;
+mod trace;
+mod trace_command;
 
+use std::fmt;
 use std::io::{self, Write as _};
 use std::sync::Arc;
 
@@ -19,11 +22,30 @@ use crate::sandbox::{ThreadKind, enter};
 use crate::vcpu::board::Board;
 use target::MachineTarget;
 
+pub use trace::DebuggerTrace;
+
 /// Writes a picture of the machine's screen to the file that the run has for it.
 pub type Screendump = Box<dyn FnMut() -> anyhow::Result<()> + Send>;
 
+/// The files of a run that debuggers may have written.
+#[derive(Default)]
+pub struct DebuggerFiles {
+    /// Writes a picture of the screen; `None` if the run has no file for it.
+    pub screendump: Option<Screendump>,
+    /// The file for traces, if the run has one.
+    pub trace: Option<DebuggerTrace>,
+}
+
+impl fmt::Debug for DebuggerFiles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DebuggerFiles")
+            .field("trace", &self.trace)
+            .finish_non_exhaustive()
+    }
+}
+
 /// Serves debuggers that connect at `listener`. Resumes the machine, unless it is to `wait` for the
-/// first of them. `screendump` is called for the monitor command of that name.
+/// first of them. Monitor commands write to `files`.
 ///
 /// From now on, a vCPU whose guest cannot continue waits for a debugger.
 ///
@@ -34,13 +56,13 @@ pub fn serve(
     board: &Arc<Board>,
     listener: Listener,
     wait: bool,
-    screendump: Option<Screendump>,
+    files: DebuggerFiles,
 ) -> io::Result<GdbServer> {
     board.run.stops.request();
     if !wait {
         board.resume();
     }
-    let target = Box::new(MachineTarget::new(board.clone(), wait, screendump));
+    let target = Box::new(MachineTarget::new(board.clone(), wait, files));
     let report = |message: &str| {
         // Without stderr there is nowhere to report to.
         let _ = io::stderr().write_all(message.as_bytes());

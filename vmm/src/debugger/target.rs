@@ -17,8 +17,8 @@ use hindsight_gdb::target::{
 use rustix::fd::{AsFd, BorrowedFd};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::Screendump;
 use super::stops::stop_cause;
+use super::{DebuggerFiles, DebuggerTrace, Screendump};
 use crate::kvm::KvmError;
 use crate::kvm::host_support::HwBreakpointSupport;
 use crate::memory::MachineMemory;
@@ -44,6 +44,8 @@ pub(super) struct MachineTarget {
     waits: bool,
     /// Writes a picture of the screen; `None` if the run has no file for it.
     pub(super) screendump: Option<Screendump>,
+    /// The file for traces; `None` if the run has none.
+    pub(super) trace: Option<DebuggerTrace>,
 }
 
 /// An error of KVM, for the server.
@@ -52,7 +54,7 @@ pub(super) fn failed(error: KvmError) -> TargetError {
 }
 
 impl MachineTarget {
-    pub(super) fn new(board: Arc<Board>, waits: bool, screendump: Option<Screendump>) -> Self {
+    pub(super) fn new(board: Arc<Board>, waits: bool, files: DebuggerFiles) -> Self {
         Self {
             memory: MachineMemory::new(board.ram.map.clone()),
             statuses: vec![None; board.run.vcpus.cpus()],
@@ -60,7 +62,8 @@ impl MachineTarget {
             traced: 0,
             started: Instant::now(),
             waits,
-            screendump,
+            screendump: files.screendump,
+            trace: files.trace,
             board,
         }
     }
@@ -176,6 +179,7 @@ impl DebugTarget for MachineTarget {
     }
 
     fn resume(&mut self, vcpus: &[Option<VcpuResume>]) -> Result<(), ResumeError> {
+        self.check_direction(vcpus)?;
         self.choose_engine(vcpus)?;
         let mut held = 0;
         for (vcpu, resume) in vcpus.iter().enumerate() {

@@ -62,6 +62,49 @@ fn branch_trace_needs_the_interpreter() {
 }
 
 #[test]
+fn trace_moves_the_guest_from_kvm_until_it_is_stopped() {
+    if !has_kvm("trace_moves_the_guest_from_kvm_until_it_is_stopped") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("t");
+    let file = ["--trace-out", trace.to_str().unwrap()];
+    let run = Run::start(Guest::Long("spin"), &[&CHANGES[..], &file].concat());
+    let text = run.gdb(
+        "print *(long *)&count >= 0
+        monitor trace start branches
+        break spin
+        continue
+        continue
+        monitor trace stop
+        delete
+        detach
+        ",
+    );
+    in_order(
+        &text,
+        &[
+            "branches are traced",
+            "spin",
+            "spin",
+            " records, ",
+            "detached",
+        ],
+    );
+    let moved = "cpu 0 kvm -> interp: the debugger requires what KVM cannot do";
+    assert!(run.stderr().contains(moved), "{}", run.stderr());
+    run.wait_for("KVM", || run.stderr().contains("interp -> kvm"));
+    run.gdb("kill\n");
+    let run = Run::waiting(
+        Guest::Long("spin"),
+        &[&["--engine=kvm"], &file[..]].concat(),
+    );
+    let text = run.gdb("monitor trace start\nkill\n");
+    let why = "trace: this needs --engine auto or interp: KVM records no branches";
+    assert!(text.contains(why), "{text}");
+}
+
+#[test]
 fn engine_kvm_refuses_what_kvm_lacks() {
     if !has_kvm("engine_kvm_refuses_what_kvm_lacks") {
         return;

@@ -10,4 +10,5 @@ mod malformed;
 mod reverse;
 mod rig;
 mod sessions;
+mod trace;
 mod writes;

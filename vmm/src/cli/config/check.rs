@@ -88,6 +88,10 @@ impl RunConfig {
                 no_gdb && debugging.gdb_allow_remote,
                 Needs("--gdb-allow-remote", "--gdb"),
             ),
+            (
+                no_gdb && debugging.trace_out.is_some(),
+                Needs("--trace-out", "--gdb"),
+            ),
             (no_gdb && limited, Needs("--checkpoint-memory", "--gdb")),
             (
                 live && limited,

@@ -257,6 +257,9 @@ pub struct DebugOptions {
     /// of loops unless `every`, and up to a function, address or exception (stop=#PF) [default N: 65536]
     #[arg(long, value_name = "branches[=N][,stop=WHERE][,every]")]
     pub record: Option<OptionWord<BranchRecord>>,
+    /// File for the traces that a debugger starts with `monitor trace`
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub trace_out: Option<FilePath>,
     /// Most memory that checkpoints for reverse execution may take, in bytes or with a suffix K, M or G
     /// [default: 1G]
     #[arg(long, value_name = "SIZE")]

@@ -186,6 +186,8 @@ const FULL: [&[&str]; 2] = [
         "--gdb-allow-remote",
         "--record",
         "branches=5",
+        "--trace-out",
+        "t",
         "--timeout",
         "1.5m",
         "--exit-on-halt",
@@ -457,7 +459,7 @@ fn files_that_cannot_be_read_are_refused() {
 
 #[test]
 fn options_that_conflict_are_refused_wherever_they_stand() {
-    let rows: [(&[&str], &str); 13] = [
+    let rows: [(&[&str], &str); 14] = [
         (&[], "no guest image: give <IMAGE>"),
         (
             &["x", "--seed", "1"],
@@ -487,6 +489,7 @@ fn options_that_conflict_are_refused_wherever_they_stand() {
             "--gdb-wait has no effect without --gdb",
         ),
         (&["x", "--gdb-allow-remote"], "without --gdb"),
+        (&["x", "--trace-out", "t"], "without --gdb"),
         (&["x", "--checkpoint-memory", "1G"], "without --gdb"),
         (
             &["x", "--gdb", "tcp::1", "--checkpoint-memory", "1G"],

@@ -10,7 +10,7 @@ use tracing::Level;
 use super::confine::Confinement;
 use super::consoles::Consoles;
 use super::files::BootFiles;
-use super::hook::{NoHook, RunHook};
+use super::hook::RunHook;
 use super::input;
 use super::machine;
 use super::network;
@@ -18,7 +18,9 @@ use super::parent::end_with_parent;
 use super::report::{print_stats, report};
 use crate::cli::config::{ConfigArgs, EngineArg, RunConfig, dump};
 use crate::cli::logging::Logging;
+use crate::cli::trace::RequestedTrace;
 use crate::cli::{Status, gdb, read};
+use crate::debugger::DebuggerFiles;
 use crate::deterministic::input::InputFeed;
 use crate::exactness::MeasureMode;
 use crate::machine::start::StartDecision;
@@ -79,7 +81,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<Status> {
         io::stdout().write_all(dump(&config)?.as_bytes())?;
         return Ok(Status::Success);
     }
-    run_logged(&config, args.measure, &mut NoHook)
+    run_logged(&config, args.measure, &mut RequestedTrace::default())
 }
 
 /// Runs a guest to its end, with `hook` around it.
@@ -173,8 +175,9 @@ fn run_machine(
     consoles.start_input(input::delivery(config, &machine, queue), quit)?;
     let board = machine.board().clone();
     set_ends(config, &board, outputs);
-    let clients = (listener, consoles.screendump(&board));
-    let debugger = gdb::start(&config.debugging, clients, record, &mut machine)?;
+    let (screendump, trace) = (consoles.screendump(&board), hook.debugger_trace());
+    let files = DebuggerFiles { screendump, trace };
+    let debugger = gdb::start(&config.debugging, (listener, files), record, &mut machine)?;
     network::start(links, &board)?;
     consoles.show_screen(&board)?;
     Confinement::enter();

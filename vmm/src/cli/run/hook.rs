@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::cli::config::RunConfig;
+use crate::debugger::DebuggerTrace;
 use crate::machine::Machine;
 
 /// Follows a run from its configuration to its end.
@@ -27,21 +28,9 @@ pub(in crate::cli) trait RunHook {
     ///
     /// When that fails, which becomes the result of the run.
     fn finish(&mut self) -> anyhow::Result<()>;
-}
 
-/// The hook of `hindsight run` itself, which does nothing.
-pub(super) struct NoHook;
-
-impl RunHook for NoHook {
-    fn check(&mut self, _: &RunConfig, _: (&Path, &[u8])) -> anyhow::Result<()> {
-        Ok(())
-    }
-
-    fn start(&mut self, _: &mut Machine) -> anyhow::Result<()> {
-        Ok(())
-    }
-
-    fn finish(&mut self) -> anyhow::Result<()> {
-        Ok(())
+    /// The file of the run for the traces of its debuggers, from [`RunHook::start`] on.
+    fn debugger_trace(&self) -> Option<DebuggerTrace> {
+        None
     }
 }

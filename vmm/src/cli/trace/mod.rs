@@ -2,10 +2,12 @@
 
 mod args;
 mod command;
+mod requested;
 mod session;
 
 pub use args::TraceArgs;
 pub(super) use args::TraceOptions;
 pub(super) use args::count;
 pub use command::run;
+pub(super) use requested::RequestedTrace;
 pub(super) use session::RunTrace;
