@@ -1,5 +1,6 @@
 //! `monitor trace`: starts and stops a trace of the machine.
 
+use hindsight_cpu::state::CpuState;
 use hindsight_gdb::target::{CommandError, ResumeError, TargetError, VcpuResume};
 use hindsight_gdb::{DebugTarget, modes};
 use hindsight_trace::EventKinds;
@@ -8,6 +9,7 @@ use super::stops::needs_interpreter;
 use super::target::MachineTarget;
 use super::trace::DebuggerTrace;
 use crate::vcpu::debug::stop::{ResumeAction, Unsupported};
+use crate::vcpu::process_tracker::ProcessTracker;
 
 /// The kinds that are traced by default.
 const EVENTS: EventKinds = EventKinds::BRANCHES
@@ -102,7 +104,21 @@ impl MachineTarget {
             let tracer = Some(Box::new(tracer));
             self.request(vcpu, |vcpu| vcpu.model().tracer = tracer)?;
         }
+        self.name_kernel(&states)?;
         Ok(trace.status())
+    }
+
+    /// Adds the functions of a Linux kernel to the trace, if one of these states has it mapped.
+    fn name_kernel(&self, states: &[Box<CpuState>]) -> Result<(), TargetError> {
+        let tracker = ProcessTracker::new(&self.board.ram.map, false);
+        let logs = states.iter().map(|state| tracker.entry_set(state).log);
+        let Some(log) = logs.into_iter().find(|log| !log.is_empty()) else {
+            return Ok(());
+        };
+        self.request(0, move |vcpu| {
+            let model = vcpu.model();
+            log.into_iter().for_each(|event| model.trace_process(event));
+        })
     }
 
     fn stop_trace(&mut self, trace: &DebuggerTrace) -> Result<String, CommandError> {

@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use crate::rig::{Guest, Run, in_order};
+use crate::trace::records;
 
 /// gdb commands that run Linux from the first instruction until it begins to schedule.
 ///
@@ -162,4 +163,29 @@ fn kernel_boots_after_the_debugger_detaches() {
     let (status, text) = run.finish();
     assert_eq!(status, Some(0), "{text}");
     assert!(text.contains("selftest passed"), "{text}");
+}
+
+#[test]
+#[ignore = "boots Linux with the guest images of HINDSIGHT_GUESTS; ci/test images runs it"]
+fn trace_names_the_functions_of_the_kernel() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("t");
+    let run = linux(&["--sandbox=strict", "--trace-out", trace.to_str().unwrap()]);
+    let script = "delete
+        monitor trace start calls
+        hbreak *&kernel_init
+        continue
+        monitor trace stop
+        kill
+        ";
+    let text = run.gdb(&format!("{TO_SCHEDULING}{script}"));
+    let parts = ["calls are traced to", "kernel_init", " records, "];
+    in_order(&text, &[&SCHEDULES[..], &parts].concat());
+    let lines = records(&trace);
+    assert!(lines[0].contains(" rest_init+"), "{}", lines[0]);
+    // The boot task leaves the processor, and `kernel_init` runs in its own task.
+    let has_call = |call: &str| lines.iter().any(|line| line.contains(call));
+    assert!(has_call("-> schedule_preempt_disabled") && has_call("-> finish_task_switch"));
+    let last = lines.last().unwrap();
+    assert!(last.ends_with("-> kernel_init"), "{last}");
 }

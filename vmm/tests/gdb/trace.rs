@@ -21,7 +21,7 @@ fn sample(trace: &Path, more: &[&str]) -> Run {
 }
 
 /// The records of a trace as text, a line each.
-fn records(trace: &Path) -> Vec<String> {
+pub fn records(trace: &Path) -> Vec<String> {
     let output = hindsight().args(["export", "text"]).arg(trace).output();
     let output = output.unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
