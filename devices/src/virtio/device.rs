@@ -83,6 +83,11 @@ pub enum VirtioDeviceState {
         /// Bytes of the command of a request.
         cdb_size: u32,
     },
+    /// A socket device. Its connections are not saved.
+    Socket {
+        /// The driver was ready.
+        running: bool,
+    },
 }
 
 /// Why a virtio function's state cannot be restored.

@@ -16,6 +16,7 @@
 //! | [`console`] | consoles and serial ports |
 //! | [`filesystem`] | files of the host |
 //! | [`network`] | network cards |
+//! | [`vsock`] | sockets between guest and host |
 //!
 //! # Errors of the driver
 //!
@@ -41,6 +42,7 @@ pub mod queues;
 pub mod scsi;
 #[cfg(test)]
 pub(crate) mod test_driver;
+pub mod vsock;
 
 pub use chain::Chain;
 pub use device::{VirtioDevice, VirtioDeviceState, VirtioKind, VirtioStateError};
