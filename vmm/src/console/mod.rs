@@ -9,6 +9,7 @@
 mod backend;
 mod escape;
 mod input;
+mod listening;
 mod output;
 mod signals;
 mod socket;
@@ -26,6 +27,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 pub use backend::{Backend, ParseBackendError};
+pub use listening::ListeningSocket;
 pub use signals::{CaughtSignals, watch_signals};
 pub use terminal::{RawTerminal, restore_terminal};
 
@@ -50,7 +52,7 @@ pub enum ConsoleError {
         source: io::Error,
     },
     /// The path of `unix:PATH` is in use by another process, or by a file.
-    #[error("cannot use {path:?} as console socket: {reason}")]
+    #[error("cannot use {path:?} as a socket: {reason}")]
     PathInUse {
         /// The socket.
         path: PathBuf,
@@ -58,7 +60,7 @@ pub enum ConsoleError {
         reason: &'static str,
     },
     /// The socket cannot be created.
-    #[error("cannot listen on console socket {path:?}")]
+    #[error("cannot listen on socket {path:?}")]
     Listen {
         /// The socket.
         path: PathBuf,

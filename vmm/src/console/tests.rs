@@ -186,7 +186,7 @@ fn socket_path_in_use_is_refused_and_left_alone() {
         let error = Console::open(&Backend::Unix(path.clone())).unwrap_err();
         assert_eq!(
             error.to_string(),
-            format!("cannot use {path:?} as console socket: {reason}")
+            format!("cannot use {path:?} as a socket: {reason}")
         );
         assert!(path.exists());
     }
