@@ -12,6 +12,8 @@ use super::SandboxError;
 pub struct SandboxNeeds {
     /// The threads of vCPUs access the files of shared folders.
     pub shares: bool,
+    /// A thread connects the guest to unix sockets.
+    pub sockets: bool,
 }
 
 /// What the kernel does with a call that the rules do not allow.
@@ -54,13 +56,15 @@ pub enum ThreadKind {
     Trace,
     /// Receives frames of a network.
     Network,
+    /// Connects the guest to unix sockets.
+    Vsock,
     /// Shows the guest's screen in the terminal.
     Display,
 }
 
 impl ThreadKind {
     /// All kinds.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Main,
         Self::Vcpu,
         Self::Timer,
@@ -70,6 +74,7 @@ impl ThreadKind {
         Self::Signals,
         Self::Trace,
         Self::Network,
+        Self::Vsock,
         Self::Display,
     ];
 
@@ -85,6 +90,7 @@ impl ThreadKind {
             Self::Signals => include_str!("../../../resources/seccomp/signals.json"),
             Self::Trace => include_str!("../../../resources/seccomp/trace.json"),
             Self::Network => include_str!("../../../resources/seccomp/network.json"),
+            Self::Vsock => include_str!("../../../resources/seccomp/vsock.json"),
             Self::Display => include_str!("../../../resources/seccomp/display.json"),
         }
     }
@@ -92,6 +98,9 @@ impl ThreadKind {
 
 /// The additional rules of the threads that serve shared folders.
 const SHARE: &str = include_str!("../../../resources/seccomp/share.json");
+
+/// The additional rules of the threads of vCPUs, which use connected sockets of the guest.
+const VSOCK_VCPU: &str = include_str!("../../../resources/seccomp/vsock-vcpu.json");
 
 const COMMON: &str = include_str!("../../../resources/seccomp/common.json");
 
@@ -111,6 +120,22 @@ fn insert_process(rule: &mut Value) {
     }
 }
 
+/// The files with the rules that `needs` adds to those of `kind`.
+fn additional_rules(kind: ThreadKind, needs: SandboxNeeds) -> Vec<&'static str> {
+    let guest = matches!(kind, ThreadKind::Vcpu | ThreadKind::Main);
+    let mut files = Vec::new();
+    if needs.shares && guest {
+        files.push(SHARE);
+    }
+    if needs.sockets && guest {
+        files.push(VSOCK_VCPU);
+    }
+    if needs.sockets && kind == ThreadKind::Main {
+        files.push(ThreadKind::Vsock.rules());
+    }
+    files
+}
+
 /// Compiles the rules of `kind` in a process with `needs`.
 pub(super) fn compile(
     kind: ThreadKind,
@@ -119,8 +144,8 @@ pub(super) fn compile(
 ) -> Result<BpfProgram, SandboxError> {
     let mut rules = rules_of(COMMON)?;
     rules.extend(rules_of(kind.rules())?);
-    if needs.shares && matches!(kind, ThreadKind::Vcpu | ThreadKind::Main) {
-        rules.extend(rules_of(SHARE)?);
+    for file in additional_rules(kind, needs) {
+        rules.extend(rules_of(file)?);
     }
     rules.iter_mut().for_each(insert_process);
     if cfg!(target_env = "musl") {
@@ -181,9 +206,19 @@ mod tests {
             for strictness in [Strictness::Refuse, Strictness::Kill] {
                 let plain = compile(kind, strictness, SandboxNeeds::default()).unwrap();
                 assert!(plain.len() > 40, "{kind:?}");
-                let shares = compile(kind, strictness, SandboxNeeds { shares: true }).unwrap();
+                let shares = SandboxNeeds {
+                    shares: true,
+                    ..SandboxNeeds::default()
+                };
+                let sockets = SandboxNeeds {
+                    sockets: true,
+                    ..SandboxNeeds::default()
+                };
                 let serves = matches!(kind, ThreadKind::Vcpu | ThreadKind::Main);
-                assert_eq!(shares.len() > plain.len(), serves, "{kind:?}");
+                for needs in [shares, sockets] {
+                    let more = compile(kind, strictness, needs).unwrap();
+                    assert_eq!(more.len() > plain.len(), serves, "{kind:?}: {needs:?}");
+                }
             }
         }
     }
@@ -195,7 +230,13 @@ mod tests {
             let keys = rules.iter().map(|rule| rule["syscall"].to_string());
             keys.collect()
         };
-        let main = [keys(ThreadKind::Main.rules()), keys(COMMON)].concat();
+        let all = SandboxNeeds {
+            shares: true,
+            sockets: true,
+        };
+        let own = [ThreadKind::Main.rules(), COMMON];
+        let more = additional_rules(ThreadKind::Main, all);
+        let main: Vec<_> = own.into_iter().chain(more).flat_map(keys).collect();
         for kind in ThreadKind::ALL {
             let missing: Vec<_> = keys(kind.rules())
                 .into_iter()

@@ -3,3 +3,4 @@
 pub mod disk;
 pub mod net;
 pub mod share;
+pub mod vsock;

@@ -11,3 +11,4 @@ mod manners;
 mod outputs;
 mod rig;
 mod sandbox;
+mod vsock;

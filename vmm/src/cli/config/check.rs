@@ -183,6 +183,10 @@ impl RunConfig {
                 Excludes("--share", "--gdb in a deterministic run"),
             ),
             (has_network, Excludes("--net user", "--deterministic")),
+            (
+                devices.vsock.is_some(),
+                Excludes("--vsock", "--deterministic"),
+            ),
         ];
         let conflict = rows.into_iter().find(|&(conflicts, _)| conflicts);
         conflict.map_or(Ok(()), |(_, error)| Err(error))

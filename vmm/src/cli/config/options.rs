@@ -31,6 +31,7 @@ use crate::vcpu::translation::{TranslateAfter, TranslationPolicy};
 use crate::virtio::disk::DiskSpec;
 use crate::virtio::net::NetSpec;
 use crate::virtio::share::ShareSpec;
+use crate::virtio::vsock::VsockSpec;
 use hindsight_gdb::ListenAddress;
 
 /// Every option of `hindsight run`.
@@ -183,6 +184,10 @@ pub struct DeviceOptions {
     /// lead to the guest's [default: none]
     #[arg(long, value_name = "user[,hostfwd=PROTO:[ADDRESS]:PORT-:PORT]|none")]
     pub net: Option<OptionWord<NetSpec>>,
+    /// Sockets between the guest, which has context identifier N, and unix sockets: clients of PATH that
+    /// write `CONNECT <port>` reach the guest, and port P of the host is PATH_P
+    #[arg(long, value_name = "cid=N,socket=PATH", value_hint = ValueHint::FilePath)]
+    pub vsock: Option<OptionWord<VsockSpec>>,
     /// Source of random numbers: the host's, or those of --seed in a deterministic run
     #[arg(long)]
     pub rng: bool,

@@ -171,6 +171,8 @@ const FULL: [&[&str]; 2] = [
         "dir=tag,rw",
         "--net",
         "user,hostfwd=tcp::2222-:22",
+        "--vsock",
+        "cid=3,socket=v",
         "--rng",
         "--serial",
         "file:s",
@@ -268,6 +270,7 @@ fn file_paths_are_relative_to_the_file() {
         ("module", "p=args"),
         ("trace", "io=p"),
         ("display", "p.png"),
+        ("vsock", "cid=3,socket=p"),
     ];
     let hinted = |arg: &&clap::Arg| arg.get_value_hint() == ValueHint::FilePath;
     let declared = schema::declared();

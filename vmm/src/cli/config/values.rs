@@ -18,6 +18,7 @@ use crate::vcpu::translation::TranslateAfter;
 use crate::virtio::disk::DiskSpec;
 use crate::virtio::net::NetSpec;
 use crate::virtio::share::ShareSpec;
+use crate::virtio::vsock::VsockSpec;
 use hindsight_gdb::ListenAddress;
 
 /// The largest profile file that is read, in bytes.
@@ -326,6 +327,23 @@ impl OptionValue for NetSpec {
     }
 }
 
+impl OptionValue for VsockSpec {
+    const EXPECTED: &'static str = "sockets as \"cid=N,socket=PATH\"";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        Self::parse(text)
+    }
+
+    fn format(&self) -> Result<String, String> {
+        utf8(&self.socket)?;
+        Ok(self.to_string())
+    }
+
+    fn resolve_paths(self, folder: &Path) -> Self {
+        self.in_folder(folder)
+    }
+}
+
 impl OptionValue for ListenAddress {
     const EXPECTED: &'static str = "an address: tcp:HOST:PORT or unix:PATH";
 
@@ -609,6 +627,7 @@ mod tests {
         assert_reads_back::<DiskSpec>(&["a", "a,b,ro", "a.qcow2,snapshot,backing,format=raw"]);
         assert_reads_back::<ShareSpec>(&["a=b", "/x=y=tag,rw"]);
         assert_reads_back::<NetSpec>(&["none", "user", "user,hostfwd=tcp::2222-:22"]);
+        assert_reads_back::<VsockSpec>(&["cid=3,socket=s", "cid=77,socket=/a,b=c"]);
         assert_reads_back::<BtmTarget>(&["-", "file"]);
         assert_reads_back::<DisplayTarget>(&["none", "text", "a.png"]);
         assert_reads_back::<Backend>(&["stdio", "none", "file:a:b", "unix:s"]);

@@ -24,7 +24,7 @@ use crate::cli::Status;
 use crate::cli::config::{EngineArg, Number, OptionWord, RunConfig, SandboxArg, Size};
 use crate::cli::logging::Logging;
 use crate::cli::read::read;
-use crate::cli::run::{Confinement, RunHook, decide, open_devices, prepare};
+use crate::cli::run::{Confinement, DeviceLinks, Links, RunHook, decide, open_devices, prepare};
 use crate::cli::trace::{RunTrace, TraceOptions};
 use crate::console::{self, RawTerminal};
 use crate::machine::Machine;
@@ -36,6 +36,7 @@ use crate::vcpu::engine::Engine;
 use crate::vcpu::run_control::Outcome;
 use crate::virtio::disk::DiskSpec;
 use crate::virtio::share::{self, ShareSpec};
+use crate::virtio::vsock::VsockSpec;
 
 /// The largest kernel that is read, in bytes.
 const KERNEL_MAX: u64 = 256 << 20;
@@ -99,6 +100,9 @@ pub struct ExecArgs {
     /// Disk of the guest, as for `hindsight run`
     #[arg(long, value_name = "FILE[,OPTION...]", value_hint = ValueHint::FilePath)]
     disk: Vec<OptionWord<DiskSpec>>,
+    /// Sockets between guest and host, as for `hindsight run`
+    #[arg(long, value_name = "cid=N,socket=PATH", value_hint = ValueHint::FilePath)]
+    vsock: Option<OptionWord<VsockSpec>>,
     /// End the run after TIME with exit status 124
     #[arg(long, value_name = "TIME")]
     timeout: Option<OptionWord<Duration>>,
@@ -133,6 +137,7 @@ impl ExecArgs {
         config.determinism.seed = self.seed;
         config.devices.share.clone_from(&self.share);
         config.devices.disk.clone_from(&self.disk);
+        config.devices.vsock.clone_from(&self.vsock);
         config.run.timeout = self.timeout;
         config.run.sandbox = self.sandbox;
         config
@@ -231,12 +236,11 @@ fn initramfs(args: &ExecArgs, folder: &Path, request: &[u8]) -> anyhow::Result<V
     archive.add_file("init", init);
     archive.add_file("exec", request);
     let mut list = String::new();
-    let disks: &[&str] = if args.disk.is_empty() {
-        &[]
-    } else {
-        &["virtio_blk"]
-    };
-    for module in modules::collect(folder, disks)? {
+    let disks = (!args.disk.is_empty()).then_some("virtio_blk");
+    let sockets = args.vsock.is_some();
+    let sockets = sockets.then_some("vmw_vsock_virtio_transport");
+    let more: Vec<_> = disks.into_iter().chain(sockets).collect();
+    for module in modules::collect(folder, &more)? {
         archive.add_file(&format!("modules/{}.ko", module.name), &module.contents);
         list += &format!("{}.ko\n", module.name);
     }
@@ -269,6 +273,20 @@ fn open_shares(shares: &[ShareSpec]) -> anyhow::Result<Vec<Box<dyn VirtioDevice>
     Ok(devices)
 }
 
+/// The devices of a session and its shares, and those of `config` with their hosts' ends.
+fn all_devices(
+    session: &Session,
+    shares: &[ShareSpec],
+    config: &RunConfig,
+) -> anyhow::Result<(Vec<Box<dyn VirtioDevice>>, DeviceLinks)> {
+    let mut devices: Vec<Box<dyn VirtioDevice>> = vec![Box::new(session.console()?)];
+    devices.extend(open_shares(shares)?);
+    let mut opened = open_devices(config)?;
+    opened.links.follow(devices.len());
+    devices.extend(opened.devices);
+    Ok((devices, opened.links))
+}
+
 /// The command line of the guest's kernel.
 fn kernel_command_line(args: &ExecArgs) -> String {
     let log = if args.kernel_log { "" } else { " quiet" };
@@ -299,10 +317,8 @@ pub fn run(args: &ExecArgs) -> anyhow::Result<ExitCode> {
         &request(args, &current, &folders, terminal)?,
     )?;
     let session = Session::new(terminal);
-    let mut devices: Vec<Box<dyn VirtioDevice>> = vec![Box::new(session.console()?)];
     let shares = root_shares(&folders);
-    devices.extend(open_shares(&shares)?);
-    devices.extend(open_devices(&config)?.devices);
+    let (devices, links) = all_devices(&session, &shares, &config)?;
     // The sandbox permits all shares.
     config
         .devices
@@ -334,9 +350,11 @@ pub fn run(args: &ExecArgs) -> anyhow::Result<ExitCode> {
         (&kernel.image, &image),
         &mut machine,
     )?;
+    let mut links = Links::listen(links)?;
     confinement.confine_files(&config)?;
     let board = machine.board().clone();
     connect(&session, &board, args)?;
+    links.start(&board)?;
     let raw = terminal.then(enter_raw_mode).transpose()?;
     show_progress(&session, &kernel.image, decision.engine);
     Confinement::enter();

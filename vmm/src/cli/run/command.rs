@@ -13,7 +13,7 @@ use super::files::BootFiles;
 use super::hook::RunHook;
 use super::input;
 use super::machine;
-use super::network;
+use super::network::Links;
 use super::parent::end_with_parent;
 use super::report::{print_stats, report};
 use crate::cli::config::{ConfigArgs, EngineArg, RunConfig, dump};
@@ -169,6 +169,7 @@ fn run_machine(
     report_accepted(&accepted);
     hook.start(&mut machine)?;
     let listener = gdb::listen(&config.debugging)?;
+    let mut links = Links::listen(links)?;
     confinement.confine_files(config)?;
     consoles.watch_signals(input::quit(&machine, queue.clone()))?;
     let quit = input::quit(&machine, queue.clone());
@@ -178,7 +179,7 @@ fn run_machine(
     let (screendump, trace) = (consoles.screendump(&board), hook.debugger_trace());
     let files = DebuggerFiles { screendump, trace };
     let debugger = gdb::start(&config.debugging, (listener, files), record, &mut machine)?;
-    network::start(links, &board)?;
+    links.start(&board)?;
     consoles.show_screen(&board)?;
     Confinement::enter();
     let start = Instant::now();

@@ -22,6 +22,7 @@ impl Confinement {
         let this = Self(config.run.sandbox);
         let needs = SandboxNeeds {
             shares: !config.devices.share.is_empty(),
+            sockets: config.devices.vsock.is_some(),
         };
         let prepared = match this.0 {
             SandboxArg::Off => return Ok(this),
@@ -51,10 +52,12 @@ impl Confinement {
             ListenAddress::Unix(path) => Some(path.clone()),
             _ => None,
         });
+        let vsock = config.devices.vsock.as_ref();
+        let vsock = vsock.map(|OptionWord(spec)| spec.socket.clone());
         let shares = config.devices.share.iter();
         let shares = shares.map(|OptionWord(share)| (share.folder.clone(), share.writable));
         self.accept(confine_files(&FileAccess {
-            sockets: consoles.chain(gdb).collect(),
+            sockets: consoles.chain(gdb).chain(vsock).collect(),
             folders: shares.collect(),
         }))
     }

@@ -6,6 +6,7 @@ use hindsight_devices::virtio::entropy::{Entropy, EntropySource, SeededEntropy};
 
 use crate::cli::config::{OptionWord, RunConfig};
 use crate::virtio::net::{self, NetLink, NetSpec};
+use crate::virtio::vsock::{self, VsockLink};
 use crate::virtio::{disk, share};
 
 /// Random numbers of the host's kernel.
@@ -31,8 +32,26 @@ impl EntropySource for HostEntropy {
 pub struct OpenedDevices {
     /// The devices in the order of their slots.
     pub devices: Vec<Box<dyn VirtioDevice>>,
-    /// The hosts' ends of networks, with the indices of their cards.
-    pub links: Vec<(usize, NetLink)>,
+    /// The hosts' ends of networks and sockets.
+    pub links: DeviceLinks,
+}
+
+/// The hosts' ends of devices, with the indices of the devices.
+#[derive(Default)]
+pub struct DeviceLinks {
+    /// Networks.
+    pub networks: Vec<(usize, NetLink)>,
+    /// Sockets.
+    pub sockets: Vec<(usize, VsockLink)>,
+}
+
+impl DeviceLinks {
+    /// Moves the devices behind `count` others.
+    pub fn follow(&mut self, count: usize) {
+        let networks = self.networks.iter_mut().map(|(index, _)| index);
+        let sockets = self.sockets.iter_mut().map(|(index, _)| index);
+        networks.chain(sockets).for_each(|index| *index += count);
+    }
 }
 
 /// Opens the devices in the order of their slots.
@@ -57,8 +76,13 @@ pub fn open(config: &RunConfig) -> anyhow::Result<OpenedDevices> {
     }
     if let Some(OptionWord(NetSpec::User(forwards))) = &config.devices.net {
         let (card, link) = net::open(forwards).context("--net")?;
-        links.push((devices.len(), link));
+        links.networks.push((devices.len(), link));
         devices.push(Box::new(card));
+    }
+    if let Some(OptionWord(spec)) = &config.devices.vsock {
+        let (device, link) = vsock::open(spec).context("--vsock")?;
+        links.sockets.push((devices.len(), link));
+        devices.push(Box::new(device));
     }
     if config.devices.rng {
         let source: Box<dyn EntropySource> = match config.deterministic_seed() {

@@ -5,7 +5,7 @@ use std::io;
 use anyhow::{Context, bail};
 use hindsight_devices::virtio::VirtioDevice;
 
-use super::devices::OpenedDevices;
+use super::devices::{DeviceLinks, OpenedDevices};
 use super::files::BootFiles;
 use super::{devices, input};
 use crate::boot::{LoadRequest, open_firmware_vars};
@@ -19,7 +19,6 @@ use crate::platform::Sinks;
 use crate::vcpu::engine::Engine;
 use crate::vcpu::engine::policy::EngineChoice;
 use crate::vcpu::translation::TranslationPolicy;
-use crate::virtio::net::NetLink;
 
 /// Builds a machine that starts in `engine` and has `devices` on its PCI bus.
 ///
@@ -62,12 +61,12 @@ pub fn prepare(
 
 /// Like [`prepare`], with the image in `files` and the devices of `config`.
 ///
-/// Also returns the networks, with the indices of their cards.
+/// Also returns the hosts' ends of the devices.
 pub(super) fn prepare_files(
     config: &RunConfig,
     engine: Engine,
     files: &BootFiles<'_>,
-) -> anyhow::Result<(PreparedMachine, Vec<(usize, NetLink)>)> {
+) -> anyhow::Result<(PreparedMachine, DeviceLinks)> {
     let OpenedDevices { devices, links } = devices::open(config)?;
     let mut request = files.load_request();
     request.text_screen = config.console.display.0 != DisplayTarget::None;

@@ -16,6 +16,7 @@ mod report;
 pub(super) use command::run_with;
 pub use command::{RunArgs, run};
 pub(super) use confine::Confinement;
-pub use devices::open as open_devices;
+pub use devices::{DeviceLinks, open as open_devices};
 pub(super) use hook::RunHook;
 pub use machine::{decide, deterministic_machine, prepare};
+pub(super) use network::Links;
