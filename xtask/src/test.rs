@@ -415,7 +415,7 @@ fn images() -> Result<()> {
         .env("HINDSIGHT", &binary)
         .env("ENGINE", "interp")
         .run()?;
-    packages::install(&["e2fsprogs", "mount", "util-linux"])?;
+    packages::install(&["e2fsprogs", "mount", "python3", "util-linux"])?;
     packages::install(&["dosfstools", "mtools", "ovmf"])?;
     for tests in ["machine-tests", "firmware-tests"] {
         cmd!(shell, "sh ci/guest/{tests}")
