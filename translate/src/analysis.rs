@@ -516,7 +516,12 @@ fn kind(i: &Instruction) -> Option<StepKind> {
     if matches!(i.mnemonic(), M::Bt | M::Bts | M::Btr | M::Btc) {
         let by_register = memory && i.op1_kind() == OpKind::Register;
         let narrow = by_register && i.op1_register().size() == 2;
-        return (!narrow).then_some(StepKind::Bit);
+        // With an address of 32 bits, which no register shows here, the bit's offset wraps.
+        let wraps = by_register
+            && i.memory_base() == Register::None
+            && i.memory_index() == Register::None
+            && i.memory_displ_size() == 4;
+        return (!narrow && !wraps).then_some(StepKind::Bit);
     }
     if i.has_lock_prefix() || memory && matches!(i.mnemonic(), M::Xchg | M::Xadd | M::Cmpxchg) {
         return is_atomic(i).then_some(StepKind::Atomic);

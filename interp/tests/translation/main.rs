@@ -244,6 +244,25 @@ fn random_programs_do_the_same_in_both_tiers() {
 }
 
 #[test]
+fn bit_offset_wraps_with_an_address_of_32_bits() {
+    // addr32 bts [0xfff00000], eax; inc rax; dec rcx; jne to the start; hlt
+    let code = [
+        0x67, 0x0f, 0xab, 0x04, 0x25, 0, 0, 0xf0, 0xff, 0x48, 0xff, 0xc0, 0x48, 0xff, 0xc9, 0x75,
+        0xef, 0xf4,
+    ];
+    let mut state = CpuState::long_mode(0x1000, CODE, STACK);
+    // Bit 0 of the data is 2 MiB after the operand.
+    (state.gpr[0], state.gpr[1]) = (0x100_0000, 128);
+    for after_runs in [2, u64::MAX] {
+        let (mut vcpu, mut platform, memory) = machine(&code, &state, PLAIN, after_runs);
+        assert_eq!(vcpu.run(&mut platform, 10_000), Exit::Halted);
+        let mut data = [0; 16];
+        assert!(memory.read(DATA, &mut data));
+        assert_eq!(data, [0xff; 16], "{after_runs}");
+    }
+}
+
+#[test]
 fn address_that_is_not_canonical_faults_in_translated_code() {
     // mov rax, [rbx]; dec rcx; cmp rcx, 20; cmove rbx, rdx; test rcx, rcx; jne; hlt
     let code = [
