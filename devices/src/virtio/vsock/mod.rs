@@ -199,12 +199,17 @@ impl Vsock {
         });
     }
 
-    /// Takes packets of the guest. Returns whether it stopped because too many RST packets wait.
-    fn receive(&mut self, queues: &mut VirtQueues<'_>) -> Result<bool, QueueError> {
-        while self.resets.len() < RESETS_MAX {
+    /// Takes packets of the guest, at most `budget`. Returns whether some may be left.
+    fn receive(
+        &mut self,
+        queues: &mut VirtQueues<'_>,
+        budget: &mut usize,
+    ) -> Result<bool, QueueError> {
+        while self.resets.len() < RESETS_MAX && *budget != 0 {
             let Some(chain) = queues.pop(TRANSMIT)? else {
                 return Ok(false);
             };
+            *budget -= 1;
             self.receive_packet(queues, &chain)?;
             queues.complete(TRANSMIT, &chain, 0)?;
         }
@@ -401,6 +406,26 @@ impl Vsock {
     }
 }
 
+impl Vsock {
+    fn serve(&mut self, queues: &mut VirtQueues<'_>) -> Result<(), QueueError> {
+        self.report_lost_connections(queues)?;
+        self.take_host_events();
+        let mut budget = PACKETS_MAX;
+        loop {
+            let may_be_left = self.receive(queues, &mut budget)?;
+            self.send(queues)?;
+            if !may_be_left || self.resets.len() >= RESETS_MAX {
+                return Ok(());
+            }
+            if budget == 0 {
+                // Another processor may add packets without an end.
+                self.host.wake();
+                return Ok(());
+            }
+        }
+    }
+}
+
 impl VirtioDevice for Vsock {
     fn kind(&self) -> VirtioKind {
         VirtioKind::Socket
@@ -427,15 +452,12 @@ impl VirtioDevice for Vsock {
     }
 
     fn process(&mut self, queues: &mut VirtQueues<'_>, _: usize) -> Result<(), QueueError> {
-        self.report_lost_connections(queues)?;
-        self.take_host_events();
-        loop {
-            let stopped = self.receive(queues)?;
-            self.send(queues)?;
-            if !stopped || self.resets.len() >= RESETS_MAX {
-                return Ok(());
-            }
+        let served = self.serve(queues);
+        if served.is_err() {
+            // The device stops: its peers are told, and new clients are refused.
+            self.restart(false);
         }
+        served
     }
 
     fn save(&self) -> VirtioDeviceState {

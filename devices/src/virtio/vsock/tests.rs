@@ -586,6 +586,7 @@ fn receive_buffer_too_short_for_data_stops_the_device() {
     guest.driver.offer(0, 0);
     guest.ready(false);
     assert_eq!(guest.driver.status(), 0x4f);
+    assert!(peer.pipe().dropped, "the host's program is told");
 }
 
 #[test]

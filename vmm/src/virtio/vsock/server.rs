@@ -196,10 +196,16 @@ impl VsockServer {
                     self.answer(request);
                 }
             }
-            id if self.handshakes.contains_key(&id) => self.shake(id),
             id => {
                 let closed = flags.intersects(EventFlags::HUP | EventFlags::ERR);
-                self.link.host.ready(StreamId(id), closed);
+                let shakes = self.handshakes.contains_key(&id);
+                if shakes {
+                    self.shake(id);
+                }
+                // The edge of a client that closed behind its line does not come again.
+                if !shakes || closed && !self.handshakes.contains_key(&id) {
+                    self.link.host.ready(StreamId(id), closed);
+                }
             }
         }
     }
