@@ -129,8 +129,8 @@ impl PmuTotals {
 impl CoreCycles {
     /// The cycles since the last call.
     const fn take(&mut self) -> u64 {
-        let new = self.executed.wrapping_sub(self.split);
-        self.split = self.executed;
+        let new = self.executed.saturating_sub(self.split);
+        self.split += new;
         new
     }
 }
