@@ -255,6 +255,15 @@ fn bit_offset_wraps_with_an_address_of_32_bits() {
     (state.gpr[0], state.gpr[1]) = (0x100_0000, 128);
     for after_runs in [2, u64::MAX] {
         let (mut vcpu, mut platform, memory) = machine(&code, &state, PLAIN, after_runs);
+        // Another page is where the address would be without the wrap.
+        let other = DATA + 0x1000;
+        for (table, entry) in [
+            (0x2000 + 8 * 4, 0x4003),
+            (0x4000, 0x7003),
+            (0x7000 + 8 * (DATA >> 12), other | 3),
+        ] {
+            assert!(memory.write(table, &entry.to_le_bytes()));
+        }
         assert_eq!(vcpu.run(&mut platform, 10_000), Exit::Halted);
         let mut data = [0; 16];
         assert!(memory.read(DATA, &mut data));
