@@ -13,7 +13,9 @@
 use crate::memory::{load_u64, store_record, store_u64};
 use crate::platform::{Branch, BranchClass, Observe};
 use hindsight_cpu::branch::bts::{self, BtsFastPath};
+use hindsight_translate::{BranchWords, Translator};
 use std::mem::offset_of;
+use std::ops::Range;
 
 /// Capacity of the buffer, a power of two: few enough branches for the L1 cache.
 const CAPACITY: usize = 256;
@@ -63,6 +65,8 @@ pub(crate) enum BranchRecords {
     StampedAll,
     /// In the guest's BTS buffer.
     Bts,
+    /// As paths, because only the newest branches must be reported.
+    Paths,
     /// In a way that translated code does not support.
     Unsupported,
 }
@@ -307,6 +311,30 @@ impl BranchBuffer {
             self.not_taken += not_taken.count() as u64;
         }
         self.count = count;
+    }
+
+    /// Adds the branches of the records `range` of translated code, as long as there is room.
+    ///
+    /// `end_stamp` is the time stamp at which the budget is used up. Returns the number of records.
+    pub(crate) fn add_paths(
+        &mut self,
+        translator: &Translator,
+        range: Range<usize>,
+        end_stamp: u32,
+    ) -> usize {
+        let free = &mut self.buffer[self.count..];
+        let (data, len) = (free.as_mut_ptr().cast::<BranchWords>(), free.len());
+        // SAFETY: a branch is three words, as the constants above check, and the translator stores
+        // only words of `last_word`, which have a valid class.
+        let free = unsafe { std::slice::from_raw_parts_mut(data, len) };
+        let (records, branches) = translator.expand(range, end_stamp, free);
+        self.count += branches;
+        records
+    }
+
+    /// Counts taken branches that are reported by their number alone.
+    pub(crate) fn skip(&mut self, count: u64) {
+        self.reported = self.reported.wrapping_add(count);
     }
 
     /// Returns the last word of a branch of a class, without its time stamp.

@@ -208,6 +208,7 @@ impl Core {
         match &observe.bts {
             _ if !self.branches.records() => BranchRecords::None,
             None if observe.not_taken => BranchRecords::StampedAll,
+            None if observe.newest != 0 && observe.every == 0 => BranchRecords::Paths,
             None => BranchRecords::Stamped,
             Some(_) if observe.branches => BranchRecords::Unsupported,
             Some(how) if how.stores(self.mode.cpl()) => BranchRecords::Bts,
@@ -251,13 +252,60 @@ impl Core {
 
     /// Reports all branches in the buffer, which are those of code with this base of CS.
     fn report_branches_of(&mut self, cs_base: u64) {
+        if self.pass_branches(cs_base) {
+            self.update_observe();
+        }
+    }
+
+    /// Adds the branches that translated code has recorded: `count` records of paths.
+    ///
+    /// Reports those for which the buffer has no room.
+    pub(crate) fn add_paths(&mut self, count: usize) {
+        let end_stamp = self.progress.end_stamp();
+        let cs_base = self.regs.cs_base();
+        let mut added = self.skip_paths(count);
+        let mut reported = added != 0;
+        while added < count {
+            let Some(translator) = self.jit.translator() else {
+                return;
+            };
+            added += self.branches.add_paths(translator, added..count, end_stamp);
+            if added < count || self.branches.is_full() {
+                // No path is longer than the buffer.
+                reported |= self.pass_branches(cs_base);
+            }
+        }
+        if reported {
+            self.update_observe();
+        }
+    }
+
+    /// Reports only the number of branches that later ones supersede, if the platform allows that.
+    ///
+    /// Returns the number of records of translated code whose branches they are.
+    fn skip_paths(&mut self, count: usize) -> usize {
+        let newest = self.branches.observe().newest as usize;
+        let Some(translator) = self.jit.translator().filter(|_| newest != 0) else {
+            return 0;
+        };
+        let (records, branches) = translator.superseded(count, newest);
+        if branches != 0 {
+            self.pass_branches(self.regs.cs_base());
+            self.branches.skip(branches);
+            self.platform().skip_branches(branches);
+        }
+        records
+    }
+
+    /// Passes all branches in the buffer to the platform; returns whether there were any.
+    fn pass_branches(&mut self, cs_base: u64) -> bool {
         let count = self.branches.empty();
         if count == 0 {
-            return;
+            return false;
         }
         let (platform, branches) = self.platform_and_branches();
         platform.branches(cs_base, branches.emptied(count));
-        self.update_observe();
+        true
     }
 
     /// Reports a system event that has completed, if the platform requests these.

@@ -228,6 +228,10 @@ pub trait Observer {
     /// `cs_base` is the effective base of CS after these branches. Only the first one can be a far
     /// branch that changed it.
     fn branches(&mut self, cs_base: u64, branches: &mut [Branch]);
+    /// Reports the number of near branches before those that [`Observer::branches`] receives next.
+    ///
+    /// Called if [`Observe::newest`] allows that. The default implementation ignores it.
+    fn skip_branches(&mut self, _count: u64) {}
     /// Reports that an event was delivered, or that its delivery faulted.
     ///
     /// The default implementation ignores it.

@@ -122,10 +122,19 @@ pub struct BranchFormat {
     pub words: [u32; 8],
     /// Whether conditional branches that are not taken are recorded.
     pub not_taken: bool,
-    /// Whether a record contains a time stamp and a word of `words`.
-    ///
-    /// Otherwise these eight bytes are 0, as in a BTS record.
-    pub stamped: bool,
+    /// What is recorded.
+    pub records: RecordKind,
+}
+
+/// What translated code records of branches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordKind {
+    /// Each branch: its address, its target, a time stamp and a word of [`BranchFormat::words`].
+    Branches,
+    /// Each branch, as a BTS record: its address, its target and 0.
+    Bts,
+    /// The way through the unit, from which the branches follow: see [`Translator::expand`](crate::Translator::expand).
+    Paths,
 }
 
 /// The kinds of near branches.

@@ -16,10 +16,10 @@ pub struct EntryState {
     pub segment_base: [u64; 2],
     /// The first argument of the callback.
     pub callback_data: usize,
-    /// Address of the branch buffer's next entry.
-    pub branch_next: usize,
-    /// Address of the entry at which the buffer must be processed.
-    pub branch_due: usize,
+    /// Where the code records branches.
+    pub branches: RecordBuffer,
+    /// Instructions that will have retired when the budget is used up, modulo 2^32.
+    pub end_stamp: u32,
     /// Address of the guest's vector registers.
     ///
     /// 32 registers of 64 bytes, followed by 8 opmask registers of 8 bytes.
@@ -36,12 +36,24 @@ pub struct EntryState {
     ///
     /// False unless all x87 exceptions are masked and none is pending.
     pub x87_allowed: bool,
-    /// Instructions that will have retired when the budget is used up, modulo 2^32.
-    pub end_stamp: u32,
     /// The cache line of code that was fetched last.
     pub fetch_line: u64,
     /// The arithmetic flags, as LAHF and SETO AL leave them in AX.
     pub flags: u16,
+}
+
+/// Where translated code records branches.
+#[derive(Clone, Copy, Debug)]
+pub enum RecordBuffer {
+    /// In the translator, as paths.
+    Translator,
+    /// In the caller's buffer: records of 24 bytes.
+    Caller {
+        /// Address of the next record.
+        next: usize,
+        /// Address of the record at which the buffer must be processed.
+        end: usize,
+    },
 }
 
 /// Where and why translated code was left.
@@ -75,7 +87,7 @@ pub enum UnitExit {
         /// Instructions of that unit, if known.
         charge: Option<u32>,
     },
-    /// After a branch was recorded that fills the branch buffer.
+    /// After a branch was recorded for which the caller must process the records.
     Branches {
         /// RIP.
         rip: u64,
@@ -91,8 +103,10 @@ pub struct Left {
     pub budget: i64,
     /// The values from which the arithmetic flags are computed.
     pub flags: FlagState,
-    /// Address of the branch buffer's next entry.
+    /// Address of the next record in the caller's buffer, for [`RecordBuffer::Caller`].
     pub branch_next: usize,
+    /// Number of records of paths, for [`RecordBuffer::Translator`]: see [`Translator::expand`](crate::Translator::expand).
+    pub paths: usize,
     /// MXCSR.
     pub mxcsr: u32,
     /// The cache line of code that was fetched last.
@@ -117,8 +131,7 @@ impl Entry {
     /// - The translator must not be borrowed, and must not be reset before this returns.
     /// - The pages that were passed to [`Translator::enter_page`](crate::Translator::enter_page) since the last flush must be
     ///   valid guest memory.
-    /// - The branch buffer of [`EntryState`] must have room up to the entry at which it must be
-    ///   processed.
+    /// - The caller's buffer of branches, if any, must have room up to its end.
     /// - The vector registers and the x87 state of [`EntryState`] must be valid for reads and writes,
     ///   and the header of the state must be zero but for its first byte.
     pub unsafe fn run(self, registers: *mut u64) {

@@ -76,10 +76,10 @@ pub(crate) struct Context {
     pub(crate) callback_data: u64,
     /// Address of the code to enter; within a unit, scratch memory.
     pub(crate) target: u64,
-    /// Addresses of the next free entry of the branch buffer, and of the entry at which the buffer
-    /// must be processed.
-    pub(crate) branch_next: u64,
-    pub(crate) branch_due: u64,
+    /// Addresses of the next free record of branches, and of the one at which the caller must
+    /// process them.
+    pub(crate) record_next: u64,
+    pub(crate) record_due: u64,
     /// Retired instructions, modulo 2^32, once the whole budget of the slice is used.
     pub(crate) end_stamp: u64,
     /// The [`VectorLevel`](crate::VectorLevel) of the loaded guest registers.
@@ -128,6 +128,21 @@ pub(crate) struct CacheLineTable {
     pub(crate) write_host: [u64; LINES],
 }
 
+/// A record of the branches of a path: see [`crate::paths`].
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct PathRecord {
+    /// The rest of the budget at the end of the path, modulo 2^32.
+    pub(crate) budget: u32,
+    /// Number of the path.
+    pub(crate) path: u32,
+    /// Target of an indirect branch that ends the path.
+    pub(crate) target: u64,
+}
+
+/// Records after which the caller must process them: few enough for the L1 cache.
+pub(crate) const PATH_RECORDS: usize = 1024;
+
 /// An entry of a jump cache.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -161,6 +176,8 @@ pub(crate) struct Data {
     pub(crate) lines: [CacheLineTable; 2],
     /// For each set of the first-level cache for code, the line whose fetches change nothing.
     pub(crate) code_lines: [u64; LINES],
+    /// The last one is for the path of an exit within a unit.
+    pub(crate) path_records: [PathRecord; PATH_RECORDS + 1],
     /// Addresses of code that [`crate::flag_stubs`] calls.
     pub(crate) flag_kinds: [u64; KIND_BYTES],
     pub(crate) flag_steps: [u64; STEP_BYTES],

@@ -28,6 +28,7 @@ mod entry;
 mod flag_stubs;
 mod flags;
 mod layout;
+mod paths;
 mod stubs;
 mod tables;
 mod translator;
@@ -38,11 +39,12 @@ mod x87;
 
 pub use analysis::{
     AccessCounts, AccessFormat, BranchFormat, BranchKind, FlagEffects, Follow, GuestBlock,
-    GuestInstruction, UnitSource,
+    GuestInstruction, RecordKind, UnitSource,
 };
-pub use entry::{Entry, EntryState, Left, UnitExit};
+pub use entry::{Entry, EntryState, Left, RecordBuffer, UnitExit};
 pub use flags::{FlagKind, FlagState, FlagStep};
 pub use layout::Rights;
+pub use paths::BranchWords;
 pub use tables::{JumpKeys, TlbKey};
 pub use translator::{Callback, Translator};
 pub use unit::{EdgeId, NotTranslated, Unit, UnitAccess, UnitBlock, UnitId};

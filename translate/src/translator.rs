@@ -8,15 +8,18 @@
 use crate::analysis::{AccessCounts, UnitAnalysis, UnitSource};
 use crate::arena::Arena;
 use crate::emit::{Addresses, Emitter, ExitPoint, FirstNumbers, Retry, UnitCode};
-use crate::entry::{Entry, EntryState, Left, UnitExit};
+use crate::entry::{Entry, EntryState, Left, RecordBuffer, UnitExit};
 use crate::flags::FlagState;
-use crate::layout::{Context, Data, JumpEntry, Rights};
+use crate::layout::{Context, Data, JumpEntry, PATH_RECORDS, PathRecord, Rights};
+use crate::paths::{BranchWords, Paths};
 use crate::stubs::{self, Stubs};
 use crate::tables::{JumpKeys, Tables, TlbKey};
 use crate::unit::{EdgeId, NotTranslated, Unit, UnitAccess, UnitBlock, UnitId};
 use crate::vector::VectorLevel;
 use crate::x87;
 use std::io;
+use std::mem::offset_of;
+use std::ops::Range;
 use std::ptr::NonNull;
 
 /// Returns the host address of an access that misses the TLB, or 0.
@@ -55,6 +58,7 @@ pub struct Translator {
     units: Vec<Unit>,
     edges: Vec<LiveEdge>,
     exits: Vec<(UnitId, ExitPoint)>,
+    paths: Paths,
     tables: Tables,
 }
 
@@ -94,6 +98,7 @@ impl Translator {
             units: Vec::new(),
             edges: Vec::new(),
             exits: Vec::new(),
+            paths: Paths::default(),
             tables,
         })
     }
@@ -151,6 +156,7 @@ impl Translator {
             }
             let first = FirstNumbers {
                 exit: u32::try_from(self.exits.len()).map_err(|_| NotTranslated::Full)?,
+                path: self.paths.next().ok_or(NotTranslated::Full)?,
                 edge: self.edges.len(),
             };
             let emitter = Emitter::new(
@@ -208,6 +214,7 @@ impl Translator {
             incoming: Vec::new(),
         });
         self.exits.extend(code.exits.iter().map(|&e| (id, e)));
+        self.paths.add(&code.branches, &code.paths);
         for edge in &code.edges {
             let (start, len) = edge.stores;
             let mut first_bytes = [0; 5];
@@ -406,6 +413,10 @@ impl Translator {
             VectorLevel::None => self.stubs.enter,
             _ => self.stubs.enter_with_vectors,
         };
+        let (record_next, record_due) = match state.branches {
+            RecordBuffer::Caller { next, end } => (next as u64, end as u64),
+            RecordBuffer::Translator => (self.path_records(0), self.path_records(PATH_RECORDS)),
+        };
         let context = self.context();
         context.budget = state.budget;
         context.flag_record = 0;
@@ -413,8 +424,7 @@ impl Translator {
         context.segment_base = state.segment_base;
         context.callback_data = state.callback_data as u64;
         context.target = target;
-        context.branch_next = state.branch_next as u64;
-        context.branch_due = state.branch_due as u64;
+        (context.record_next, context.record_due) = (record_next, record_due);
         context.end_stamp = state.end_stamp.into();
         context.vectors_loaded = vectors as u32;
         context.vectors_allowed = state.vectors_allowed as u32;
@@ -443,8 +453,9 @@ impl Translator {
             stores: context.stores,
         };
         let flags = FlagState::read(context);
-        let branch_next = usize::try_from(context.branch_next).unwrap_or(0);
+        let branch_next = usize::try_from(context.record_next).unwrap_or(0);
         let (unit, point) = self.exits[number as usize];
+        let paths = self.complete_paths(branch_next, &point);
         let exit = match point {
             ExitPoint::Instruction {
                 block,
@@ -488,10 +499,74 @@ impl Translator {
             budget,
             flags,
             branch_next,
+            paths,
             mxcsr,
             fetch_line,
             accesses,
         }
+    }
+
+    /// Returns the address of a record of paths.
+    fn path_records(&self, index: usize) -> u64 {
+        self.addresses.data
+            + (offset_of!(Data, path_records) + index * size_of::<PathRecord>()) as u64
+    }
+
+    /// Adds the record of the path to an exit within a unit, and returns the number of records.
+    ///
+    /// The code has added those up to the address `next`. If that is outside of the records, the
+    /// code has recorded no paths.
+    fn complete_paths(&mut self, next: usize, point: &ExitPoint) -> usize {
+        let first = usize::try_from(self.path_records(0)).unwrap_or(0);
+        let bytes = next.wrapping_sub(first);
+        let count = bytes / size_of::<PathRecord>();
+        if count > PATH_RECORDS {
+            return 0;
+        }
+        let ExitPoint::Instruction {
+            path: Some(path), ..
+        } = point
+        else {
+            return count;
+        };
+        let budget = self.context().budget;
+        let record = PathRecord {
+            budget: u32::try_from(budget.cast_unsigned() & 0xffff_ffff).unwrap_or(0),
+            path: *path,
+            target: 0,
+        };
+        // SAFETY: the data contain the records, and no code runs.
+        let records = unsafe { &mut (*self.data().as_ptr()).path_records };
+        records[count] = record;
+        count + 1
+    }
+
+    /// Returns the records of paths that the code has added since it was entered.
+    fn records(&self, range: Range<usize>) -> &[PathRecord] {
+        // SAFETY: the data contain the records, and no code runs.
+        let records = unsafe { &(*self.data().as_ptr()).path_records };
+        records.get(range).unwrap_or_default()
+    }
+
+    /// Returns how many of the first records of paths have no branch among the newest.
+    ///
+    /// `count` is the number of records ([`Left::paths`]), and `newest` that of branches. Also
+    /// returns the number of branches of those records.
+    pub fn superseded(&self, count: usize, newest: usize) -> (usize, u64) {
+        self.paths.superseded(self.records(0..count), newest)
+    }
+
+    /// Stores the branches of a range of the records of paths in `to`.
+    ///
+    /// Ends before a record for whose branches there is no room. `end_stamp` is the time stamp at
+    /// which the budget is used up. Returns the numbers of records and of branches.
+    pub fn expand(
+        &self,
+        range: Range<usize>,
+        end_stamp: u32,
+        to: &mut [BranchWords],
+    ) -> (usize, usize) {
+        self.paths.expand(self.records(range), end_stamp, to)
     }
 
     /// Drops all units and run counters.
@@ -500,6 +575,7 @@ impl Translator {
         self.units.clear();
         self.edges.clear();
         self.exits.clear();
+        self.paths.clear();
         self.arena.truncate(self.shared);
     }
 }

@@ -155,6 +155,23 @@ impl Lbr {
         }
     }
 
+    /// The number of near branches after which nothing is left of older ones; 0 if a filter may drop
+    /// branches.
+    pub(super) fn newest(&self) -> u32 {
+        if self.select.is_empty() {
+            // CYC_CNT of the oldest entry counts from one more branch.
+            u32::try_from(self.depth + 1).unwrap_or(0)
+        } else {
+            0
+        }
+    }
+
+    /// Accounts for near branches whose records the next ones overwrite: [`Lbr::newest`] or more.
+    pub(super) fn skip_overwritten(&mut self, count: u64) {
+        let entries = count % self.depth as u64;
+        self.tos = self.wrap(self.tos + usize::try_from(entries).unwrap_or(0));
+    }
+
     /// Accounts for branches whose `recorded` records will be overwritten; none is an event.
     fn skip(&mut self, old: &[Branch], recorded: usize) {
         self.tos = self.wrap(self.tos + recorded);

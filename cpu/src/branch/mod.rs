@@ -169,6 +169,9 @@ pub struct Observe {
     pub not_taken: bool,
     /// Report after this many branches, at the end of that instruction; 0: at any time.
     pub every: u32,
+    /// Of successive near branches, report only this many of the newest, and the number of the others
+    /// to [`BranchUnit::skip`]; 0: report all.
+    pub newest: u32,
     /// Store branches in the BTS buffer.
     pub bts: Option<BtsConfig>,
     /// RFLAGS.TF traps after taken branches only: IA32_DEBUGCTL.BTF.
@@ -187,6 +190,7 @@ impl Observe {
         branches: true,
         not_taken: false,
         every: 0,
+        newest: 0,
         bts: None,
         step_on_branch: false,
         debug_exceptions: false,

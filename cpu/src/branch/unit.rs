@@ -169,6 +169,14 @@ impl BranchUnit {
         }
     }
 
+    /// Accounts for near branches that were taken before those that [`BranchUnit::record`] gets next:
+    /// at least [`Observe::newest`] near branches.
+    pub fn skip(&mut self, count: u64) {
+        if self.records() {
+            self.lbr.skip_overwritten(count);
+        }
+    }
+
     /// Whether the LBR stack records (rule LBR-03).
     pub const fn records(&self) -> bool {
         self.debugctl.contains(DebugCtl::LBR) && !self.frozen
@@ -195,6 +203,11 @@ impl BranchUnit {
             step_on_branch: ctl.contains(DebugCtl::BTF),
             debugs_transactions: ctl.contains(DebugCtl::RTM),
             debug_exceptions: ctl.intersects(DebugCtl::LBR.union(DebugCtl::BTF)),
+            newest: if self.records() && !self.sends_btm() {
+                self.lbr.newest()
+            } else {
+                0
+            },
             ..Observe::default()
         }
     }

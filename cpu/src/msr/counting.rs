@@ -122,6 +122,11 @@ impl Msrs {
         // A predictor also learns from branches that are not taken.
         let observe = Observe {
             not_taken: observe.not_taken || self.needs_predictor(),
+            newest: if self.needs_predictor() {
+                0
+            } else {
+                observe.newest
+            },
             ..observe
         };
         if !needs.contains(PmuNeeds::BRANCHES) {
@@ -130,6 +135,7 @@ impl Msrs {
         let least = self.pmu.limits().branches.least();
         Observe {
             branches: true,
+            newest: 0,
             not_taken: observe.not_taken || needs.contains(PmuNeeds::NOT_TAKEN),
             every: match (observe.every, u32::try_from(least).unwrap_or(0)) {
                 (0, every) | (every, 0) => every,

@@ -191,6 +191,11 @@ impl Msrs {
         self.branch.record(branches);
     }
 
+    /// Accounts for branches that an engine did not report: see [`Observe::newest`].
+    pub fn skip_branches(&mut self, count: u64) {
+        self.branch.skip(count);
+    }
+
     /// Clears IA32_DEBUGCTL.LBR and .BTF, before a #DB is delivered (rule DCTL-06).
     pub fn debug_exception(&mut self) {
         self.branch.debug_exception();

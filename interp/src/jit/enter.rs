@@ -16,7 +16,9 @@ use crate::seg::canonical;
 use crate::thunk::host::has_zmm;
 use crate::thunk::vectors::{AVX, HI16, OPMASK, SSE, Vectors, ZMM_HI};
 use hindsight_regs::cr::{Cr0, Cr4};
-use hindsight_translate::{EdgeId, Entry, EntryState, JumpKeys, UnitExit, UnitId, VectorLevel};
+use hindsight_translate::{
+    EdgeId, Entry, EntryState, JumpKeys, RecordBuffer, RecordKind, UnitExit, UnitId, VectorLevel,
+};
 
 /// The bits of the x87 control word that mask all exceptions.
 const X87_MASKS: u16 = 0x3f;
@@ -61,7 +63,8 @@ impl Core {
         if self.jit.compiled[unit.index()].suspended && !self.resume_unit(unit) {
             return None;
         }
-        let unit = self.jit.translator.as_ref()?.unit(unit);
+        let translator = self.jit.translator.as_ref()?;
+        let unit = translator.unit(unit);
         let set = set_of(unit.rights);
         let finds = match mode.accesses {
             // The units of this mode do not use the fast path, which finds no page.
@@ -86,7 +89,7 @@ impl Core {
         translator
             .unit(unit)
             .branch_format
-            .is_none_or(|f| !f.stamped || f.words[0] == word)
+            .is_none_or(|f| f.records == RecordKind::Bts || f.words[0] == word)
     }
 
     /// Returns the vector registers that translated code may use.
@@ -204,16 +207,22 @@ impl Core {
     /// Returns the state for translated code; the caller sets its addresses.
     #[inline(always)]
     fn entry_state(&mut self, window: Option<&BtsWindow>) -> EntryState {
-        let (branch_next, branch_due) = match window {
-            Some(window) => (window.next, window.end),
-            None => self.branches.entries(),
+        let branches = match window {
+            Some(window) => RecordBuffer::Caller {
+                next: window.next,
+                end: window.end,
+            },
+            None if self.branch_records() == BranchRecords::Paths => RecordBuffer::Translator,
+            None => {
+                let (next, end) = self.branches.entries();
+                RecordBuffer::Caller { next, end }
+            }
         };
         EntryState {
             budget: self.progress.budget(),
             segment_base: [self.regs.get(Reg::FsBase), self.regs.get(Reg::GsBase)],
             callback_data: 0,
-            branch_next,
-            branch_due,
+            branches,
             end_stamp: self.progress.end_stamp(),
             vectors: 0,
             vectors_allowed: self.usable_vectors(),
@@ -419,10 +428,11 @@ impl Core {
         self.jit.stats.retired = self.jit.stats.retired.wrapping_add_signed(retired);
         self.progress.set_budget(left.budget);
         self.regs.flags = flags_of(&left.flags, self.regs.flags);
-        match window {
+        match (window, entered.branches) {
             // SAFETY: the contract of this function.
-            Some(window) => unsafe { self.branches.stored_up_to(&window, left.branch_next) },
-            None => self.branches.added_up_to(left.branch_next),
+            (Some(window), _) => unsafe { self.branches.stored_up_to(&window, left.branch_next) },
+            (None, RecordBuffer::Caller { .. }) => self.branches.added_up_to(left.branch_next),
+            (None, RecordBuffer::Translator) => self.add_paths(left.paths),
         }
         self.vec.mxcsr = left.mxcsr;
         if counts {

@@ -186,6 +186,10 @@ impl Jit {
         }
     }
 
+    pub(crate) fn translator(&self) -> Option<&Translator> {
+        self.translator.as_ref()
+    }
+
     /// Sets the maximum size of the code in bytes.
     ///
     /// This has no effect after the first unit was made.

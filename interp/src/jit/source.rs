@@ -7,7 +7,7 @@ use crate::facts::{self, InstructionFacts};
 use crate::memory::PAGE;
 use crate::platform::BranchClass;
 use hindsight_translate::{
-    BranchFormat, BranchKind, FlagEffects, Follow, GuestBlock, GuestInstruction, is_x87,
+    BranchFormat, BranchKind, FlagEffects, Follow, GuestBlock, GuestInstruction, RecordKind, is_x87,
 };
 use iced_x86::{
     Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic as M,
@@ -32,7 +32,7 @@ pub(super) struct SourceBlock {
 }
 
 /// Returns the format of records in the branch buffer at the current privilege level.
-fn stamped_format(branches: &BranchBuffer) -> BranchFormat {
+fn stamped_format(branches: &BranchBuffer, records: RecordKind) -> BranchFormat {
     let mut words = [0; 8];
     for (kind, class) in [
         (BranchKind::Conditional, BranchClass::Conditional),
@@ -49,7 +49,7 @@ fn stamped_format(branches: &BranchBuffer) -> BranchFormat {
     BranchFormat {
         words,
         not_taken: branches.observe().not_taken,
-        stamped: true,
+        records,
     }
 }
 
@@ -60,11 +60,14 @@ pub(super) fn branch_format(
 ) -> Option<BranchFormat> {
     match records {
         BranchRecords::None | BranchRecords::Unsupported => None,
-        BranchRecords::Stamped | BranchRecords::StampedAll => Some(stamped_format(branches)),
+        BranchRecords::Stamped | BranchRecords::StampedAll => {
+            Some(stamped_format(branches, RecordKind::Branches))
+        }
+        BranchRecords::Paths => Some(stamped_format(branches, RecordKind::Paths)),
         BranchRecords::Bts => Some(BranchFormat {
             words: [0; 8],
             not_taken: false,
-            stamped: false,
+            records: RecordKind::Bts,
         }),
     }
 }

@@ -25,6 +25,10 @@ impl<B: Bus, I: InterruptController> Observer for ModelPlatform<B, I> {
         }
     }
 
+    fn skip_branches(&mut self, count: u64) {
+        self.msrs.skip_branches(count);
+    }
+
     fn debug_exception(&mut self) {
         self.msrs.debug_exception();
     }

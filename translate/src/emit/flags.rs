@@ -258,7 +258,8 @@ impl Emitter<'_> {
         if self.source.access_format.is_some() && accesses_memory(&step.insn) {
             return self.cannot();
         }
-        let exit = self.exit(self.instruction(step.block, step.index, None));
+        let point = self.instruction(step.block, step.index, None);
+        let exit = self.exit(point);
         self.asm.constant(TEMP, exit.into());
         self.asm.jump_to(CALL, self.addresses.load_flags);
         self.valid = LOADED_FLAGS;

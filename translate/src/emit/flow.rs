@@ -3,20 +3,29 @@
 use super::memory::STACK;
 use super::same::redirect;
 use super::{EdgeCode, Emitter, ExitPoint, Late, Retry, UnitEdge};
-use crate::analysis::{BranchKind, Follow, UnitStep};
+use crate::analysis::{BranchKind, Follow, RecordKind, UnitStep};
 use crate::asm::{ADDR, Assembler, JMP, Jump32, Rm, TEMP, jcc};
-use crate::layout::{Context, JUMP_BITS, JUMP_SHIFT, JUMPS, JumpEntry, jump_index};
+use crate::layout::{Context, JUMP_BITS, JUMP_SHIFT, JUMPS, JumpEntry, PathRecord, jump_index};
+use crate::paths::{PathBranch, PathCode};
 use iced_x86::OpKind;
 use std::mem::offset_of;
 
 const BUDGET: usize = offset_of!(Context, budget);
 const RIP: usize = offset_of!(Context, rip);
 const SAVED_ENTRY: usize = offset_of!(Context, target);
-const NEXT: usize = offset_of!(Context, branch_next);
-const DUE: usize = offset_of!(Context, branch_due);
+const NEXT: usize = offset_of!(Context, record_next);
+const DUE: usize = offset_of!(Context, record_due);
 const END_STAMP: usize = offset_of!(Context, end_stamp);
-/// Size of a branch record in bytes: two addresses, time stamp and attributes.
-pub(crate) const BRANCH_BYTES: i32 = 24;
+/// Size of the record of a branch in bytes: two addresses, time stamp and attributes.
+const BRANCH_BYTES: i32 = 24;
+/// Size of the record of a path in bytes.
+const PATH_BYTES: i32 = 16;
+const _: () = assert!(
+    size_of::<PathRecord>() == 16
+        && offset_of!(PathRecord, budget) == 0
+        && offset_of!(PathRecord, path) == 4
+        && offset_of!(PathRecord, target) == 8
+);
 
 /// Condition "negative".
 const SIGN: u8 = 8;
@@ -43,6 +52,7 @@ impl Emitter<'_> {
             target_rip: step.insn.near_branch_target(),
             rest: self.rest(step.block),
             branch: Some((step.insn.ip(), BranchKind::Conditional)),
+            branches: self.branches.len(),
             before: self.at,
         };
         let format = self.source.branch_format;
@@ -56,13 +66,13 @@ impl Emitter<'_> {
         if self.goes_on(step) && follow == Follow::Taken {
             let from = jump(&mut self.asm, false);
             self.late.push(Late::Edge { from, edge: fall });
-            self.record_branch(&taken);
+            self.pass_branch(&taken);
             return;
         }
         let from = jump(&mut self.asm, true);
         self.late.push(Late::Edge { from, edge: taken });
         if self.goes_on(step) {
-            self.record_branch(&fall);
+            self.pass_branch(&fall);
         } else {
             self.edge(fall);
         }
@@ -73,10 +83,11 @@ impl Emitter<'_> {
             target_rip: step.insn.near_branch_target(),
             rest: self.rest(step.block),
             branch: Some((step.insn.ip(), BranchKind::DirectJump)),
+            branches: self.branches.len(),
             before: self.at,
         };
         if self.goes_on(step) {
-            self.record_branch(&edge);
+            self.pass_branch(&edge);
         } else {
             self.edge(edge);
         }
@@ -109,10 +120,11 @@ impl Emitter<'_> {
             target_rip,
             rest: self.rest(step.block),
             branch: Some((step.insn.ip(), kind)),
+            branches: self.branches.len(),
             before: self.at,
         };
         if self.goes_on(step) {
-            self.record_branch(&edge);
+            self.pass_branch(&edge);
         } else {
             self.edge(edge);
         }
@@ -171,7 +183,7 @@ impl Emitter<'_> {
         if self.source.branch_format.is_some() {
             let saved = self.context(SAVED_ENTRY);
             self.asm.store(8, saved, TEMP);
-            self.record(step.insn.ip(), None, kind, 0);
+            self.record_indirect(step.insn.ip(), kind);
             let point = ExitPoint::Branches {
                 rip: None,
                 give_back: self.rest(step.block),
@@ -233,15 +245,64 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Emits the record of an edge's branch, if branches are recorded.
-    fn record_branch(&mut self, edge: &UnitEdge) {
+    /// Records a branch between two blocks of the unit, if branches are recorded.
+    fn pass_branch(&mut self, edge: &UnitEdge) {
         let Some((from, kind)) = edge.branch else {
             return;
         };
-        if self.source.branch_format.is_none() {
-            return;
+        match self.source.branch_format {
+            Some(format) if format.records == RecordKind::Paths => {
+                self.branches.push(PathBranch {
+                    from,
+                    to: edge.target_rip,
+                    word: format.words[kind as usize],
+                    rest: edge.rest,
+                });
+                self.exit_path = None;
+            }
+            Some(_) => self.record_edge(edge),
+            None => {}
         }
-        self.record(from, Some(edge.target_rip), kind, edge.rest);
+    }
+
+    /// Returns the number of the path up to the current step; `None` if it has no branches.
+    pub(super) fn path_so_far(&mut self) -> Option<u32> {
+        if self.exit_path.is_none() {
+            let (&last, before) = self.branches.split_last()?;
+            self.exit_path = Some(self.path(PathCode {
+                before: before.len(),
+                last,
+                indirect: false,
+            }));
+        }
+        self.exit_path
+    }
+
+    /// Adds a path and returns its number.
+    fn path(&mut self, path: PathCode) -> u32 {
+        self.paths.push(path);
+        self.first.path + u32::try_from(self.paths.len() - 1).unwrap_or(u32::MAX)
+    }
+
+    /// Emits the record of the branches up to an edge, if they are recorded.
+    fn record_edge(&mut self, edge: &UnitEdge) {
+        let Some(format) = self.source.branch_format else {
+            return;
+        };
+        if format.records == RecordKind::Paths {
+            let Some(path) = self.path_of(edge) else {
+                return;
+            };
+            self.load_next();
+            self.record_path(path);
+        } else {
+            let Some((from, kind)) = edge.branch else {
+                return;
+            };
+            self.load_next();
+            self.store_constant(8, edge.target_rip);
+            self.record_alone(from, kind, edge.rest);
+        }
         let point = ExitPoint::Branches {
             rip: Some(edge.target_rip),
             give_back: edge.rest,
@@ -253,33 +314,87 @@ impl Emitter<'_> {
             exit,
             stores: Some(edge.before),
         });
-        self.valid = 0;
     }
 
-    /// Adds a branch to the buffer, and compares its next entry with the limit.
-    ///
-    /// The target is in R10 if `to` is `None`. After the comparison, "above or equal" means that
-    /// the caller must process the buffer.
-    fn record(&mut self, from: u64, to: Option<u64>, kind: BranchKind, rest: u32) {
-        let Some(branch_format) = self.source.branch_format else {
+    /// Returns the number of the path that ends with an edge; `None` if it has no branches.
+    fn path_of(&mut self, edge: &UnitEdge) -> Option<u32> {
+        let words = self.source.branch_format?.words;
+        let path = match edge.branch {
+            Some((from, kind)) => PathCode {
+                before: edge.branches,
+                last: PathBranch {
+                    from,
+                    to: edge.target_rip,
+                    word: words[kind as usize],
+                    rest: edge.rest,
+                },
+                indirect: false,
+            },
+            None => {
+                let before = edge.branches.checked_sub(1)?;
+                PathCode {
+                    before,
+                    last: *self.branches.get(before)?,
+                    indirect: false,
+                }
+            }
+        };
+        Some(self.path(path))
+    }
+
+    /// Emits the record of an indirect branch, whose target is in R10.
+    fn record_indirect(&mut self, from: u64, kind: BranchKind) {
+        let Some(format) = self.source.branch_format else {
             return;
         };
-        let (next, due) = (self.context(NEXT), self.context(DUE));
-        self.asm.load(8, TEMP, next);
-        match to {
-            Some(to) => self.store_constant(8, to),
-            None => self.asm.store(8, Rm::At(TEMP, 8), ADDR),
-        }
-        self.store_constant(0, from);
-        if branch_format.stamped {
-            self.stamp(branch_format.words[kind as usize], rest);
+        self.load_next();
+        self.asm.store(8, Rm::At(TEMP, 8), ADDR);
+        if format.records == RecordKind::Paths {
+            let path = PathCode {
+                before: self.branches.len(),
+                last: PathBranch {
+                    from,
+                    to: 0,
+                    word: format.words[kind as usize],
+                    rest: 0,
+                },
+                indirect: true,
+            };
+            let path = self.path(path);
+            self.record_path(path);
         } else {
-            self.asm.store_imm(8, Rm::At(TEMP, 16), 0);
+            self.record_alone(from, kind, 0);
         }
-        self.asm.alu_imm(0, 8, Rm::Reg(TEMP), BRANCH_BYTES);
-        self.asm.store(8, next, TEMP);
-        self.asm.alu_from(7, 8, TEMP, due);
-        self.valid = 0;
+    }
+
+    /// Loads the address of the next record into R11.
+    fn load_next(&mut self) {
+        let next = self.context(NEXT);
+        self.asm.load(8, TEMP, next);
+    }
+
+    /// Completes the record of a path at R11, but for its target.
+    ///
+    /// Then compares the next record with the limit: "above or equal" means that the caller must
+    /// process the records.
+    fn record_path(&mut self, path: u32) {
+        let budget = self.context(BUDGET);
+        self.asm.load(4, ADDR, budget);
+        self.asm.store(4, Rm::At(TEMP, 0), ADDR);
+        self.asm.store_imm(4, Rm::At(TEMP, 4), path.cast_signed());
+        self.next_record(PATH_BYTES);
+    }
+
+    /// Completes the record of a branch at R11, but for its target, like [`Emitter::record_path`].
+    fn record_alone(&mut self, from: u64, kind: BranchKind, rest: u32) {
+        self.store_constant(0, from);
+        match self.source.branch_format {
+            Some(format) if format.records == RecordKind::Branches => {
+                self.stamp(format.words[kind as usize], rest);
+            }
+            _ => self.asm.store_imm(8, Rm::At(TEMP, 16), 0),
+        }
+        self.next_record(BRANCH_BYTES);
     }
 
     /// Stores the time stamp and the last word of the record at R11.
@@ -295,6 +410,15 @@ impl Emitter<'_> {
         self.asm.store_imm(4, Rm::At(TEMP, 20), word.cast_signed());
     }
 
+    /// Adds the size of a record to the address in R11, and compares it with the limit.
+    fn next_record(&mut self, bytes: i32) {
+        let (next, due) = (self.context(NEXT), self.context(DUE));
+        self.asm.alu_imm(0, 8, Rm::Reg(TEMP), bytes);
+        self.asm.store(8, next, TEMP);
+        self.asm.alu_from(7, 8, TEMP, due);
+        self.valid = 0;
+    }
+
     /// Stores a constant at a displacement from R11; may clobber R10.
     fn store_constant(&mut self, distance: i8, value: u64) {
         match i32::try_from(value.cast_signed()) {
@@ -308,7 +432,7 @@ impl Emitter<'_> {
 
     /// Emits an edge: a jump to another unit, or an exit.
     pub(super) fn edge(&mut self, edge: UnitEdge) {
-        self.record_branch(&edge);
+        self.record_edge(&edge);
         let page = self.source.blocks[0].rip >> 12;
         if edge.target_rip >> 12 == page {
             self.link(&edge);
@@ -409,7 +533,7 @@ impl Emitter<'_> {
         self.leave(exit);
     }
 
-    /// Leaves the unit after an indirect branch has filled the branch buffer.
+    /// Leaves the unit after an indirect branch, because the caller must process the records.
     pub(super) fn branches_indirect(&mut self, exit: u32) {
         let saved = self.context(SAVED_ENTRY);
         self.asm.load(8, TEMP, saved);

@@ -25,6 +25,7 @@ use crate::analysis::{
 };
 use crate::asm::{Assembler, CALL, Host, JMP, Jump32, RCX, Rm, TEMP, jcc};
 use crate::layout::{Context, jumps_offset, run_offset, tlb_offset};
+use crate::paths::{PathBranch, PathCode};
 use crate::unit::UnitAccess;
 use crate::vector::VectorLevel;
 use iced_x86::{Encoder, Register};
@@ -60,11 +61,12 @@ pub(crate) enum ExitPoint {
     /// Before an instruction that the caller must execute.
     ///
     /// `uncounted` are the accesses that the unit counted for this instruction and those after it
-    /// in its block.
+    /// in its block. `path` is the number of the path up to here, if it has branches.
     Instruction {
         block: usize,
         index: usize,
         give_back: u32,
+        path: Option<u32>,
         access: Option<UnitAccess>,
         uncounted: AccessCounts,
     },
@@ -78,7 +80,7 @@ pub(crate) enum ExitPoint {
     ///
     /// The RIP is in the context.
     JumpBudget,
-    /// After a branch was recorded that fills the branch buffer.
+    /// After a branch was recorded for which the caller must process the records.
     ///
     /// If `rip` is `None`, the RIP is in the context.
     Branches { rip: Option<u64>, give_back: u32 },
@@ -150,7 +152,7 @@ enum Late {
         exit: u32,
         entry: Option<u64>,
     },
-    /// Leaves the unit because an indirect branch has filled the branch buffer.
+    /// Leaves the unit after an indirect branch, because the caller must process the records.
     BranchesIndirect { from: Jump32, exit: u32 },
 }
 
@@ -161,6 +163,8 @@ struct UnitEdge {
     rest: u32,
     /// RIP and kind of the branch to record, if any.
     branch: Option<(u64, BranchKind)>,
+    /// Number of branches between the unit's entry and this one.
+    branches: usize,
     /// Number of steps before the edge, whose sunk stores it makes.
     before: usize,
 }
@@ -177,14 +181,18 @@ pub(crate) struct UnitCode {
     pub(crate) entry: usize,
     pub(crate) exits: Vec<ExitPoint>,
     pub(crate) edges: Vec<EdgeCode>,
+    /// The branches between the blocks of the unit, if they are recorded, and its paths.
+    pub(crate) branches: Vec<PathBranch>,
+    pub(crate) paths: Vec<PathCode>,
     pub(crate) sees_flags: bool,
     pub(crate) vectors: VectorLevel,
 }
 
-/// Numbers of the first exit and the first edge of a unit.
+/// Numbers of the first exit, path and edge of a unit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FirstNumbers {
     pub(crate) exit: u32,
+    pub(crate) path: u32,
     pub(crate) edge: usize,
 }
 
@@ -201,6 +209,11 @@ pub(crate) struct Emitter<'a> {
     first: FirstNumbers,
     exits: Vec<ExitPoint>,
     edges: Vec<EdgeCode>,
+    /// The branches between the blocks so far, if they are recorded.
+    branches: Vec<PathBranch>,
+    paths: Vec<PathCode>,
+    /// Number of the path of the exits after the last of these branches, if there are any.
+    exit_path: Option<u32>,
     late: Vec<Late>,
     encoder: Encoder,
     /// Flags whose value in the host equals the guest's.
@@ -232,6 +245,9 @@ impl<'a> Emitter<'a> {
             first,
             exits: Vec::new(),
             edges: Vec::new(),
+            branches: Vec::new(),
+            paths: Vec::new(),
+            exit_path: None,
             late: Vec::new(),
             encoder: Encoder::new(64),
             valid: 0,
@@ -273,6 +289,8 @@ impl<'a> Emitter<'a> {
             entry,
             exits: self.exits,
             edges: self.edges,
+            branches: self.branches,
+            paths: self.paths,
             sees_flags: self.analysis.sees_flags,
             vectors: self.analysis.vectors,
         })
@@ -328,7 +346,8 @@ impl<'a> Emitter<'a> {
     /// Emits the end of the unit, unless its last instruction is a branch.
     fn end(&mut self) {
         if let Some((block, index)) = self.analysis.stop {
-            let exit = self.exit(self.instruction(block, index, None));
+            let point = self.instruction(block, index, None);
+            let exit = self.exit(point);
             self.leave(exit);
             return;
         }
@@ -351,6 +370,7 @@ impl<'a> Emitter<'a> {
             target_rip: self.source.blocks[last.block].end(),
             rest: 0,
             branch: None,
+            branches: self.branches.len(),
             before: self.analysis.steps.len(),
         });
     }
@@ -421,7 +441,7 @@ impl<'a> Emitter<'a> {
     }
 
     /// Returns the exit before an instruction.
-    fn instruction(&self, block: usize, index: usize, access: Option<UnitAccess>) -> ExitPoint {
+    fn instruction(&mut self, block: usize, index: usize, access: Option<UnitAccess>) -> ExitPoint {
         let uncounted = match self.source.access_format {
             Some(_) => self.source.blocks[block].accesses_from(index),
             None => AccessCounts::default(),
@@ -430,6 +450,7 @@ impl<'a> Emitter<'a> {
             block,
             index,
             give_back: self.rest(block),
+            path: self.path_so_far(),
             access,
             uncounted,
         }

@@ -30,6 +30,7 @@ impl Emitter<'_> {
             block: 0,
             index: self.source.start,
             give_back: self.rest(0),
+            path: None,
             access: None,
             uncounted: AccessCounts::default(),
         });

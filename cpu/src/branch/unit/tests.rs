@@ -106,6 +106,27 @@ fn call_stack_mode_pops_the_call_of_a_return() {
     assert_eq!(unit.read(regs::MSR_LASTBRANCH_0_FROM_IP + 1), 0x1001);
 }
 
+#[test]
+fn branches_that_newer_ones_overwrite_can_be_skipped() {
+    let mut whole = enabled_unit();
+    let newest = whole.observe().newest;
+    assert_eq!(newest, 33);
+    let mut parts = whole.clone();
+    whole.record(&jumps(1..100));
+    parts.record(&jumps(1..3));
+    parts.skip(64);
+    parts.record(&jumps(67..100));
+    assert_eq!(whole, parts);
+    assert_ne!(
+        parts.read(regs::MSR_LBR_INFO_0),
+        0,
+        "CYC_CNT of the oldest entry"
+    );
+    let select = LbrSelect::JCC.bits();
+    whole.write(regs::MSR_LBR_SELECT, select).unwrap();
+    assert_eq!(whole.observe().newest, 0, "older branches may stay");
+}
+
 /// Rules LER-01 and LER-02.
 #[test]
 fn exception_copies_the_previous_branch_to_ler() {

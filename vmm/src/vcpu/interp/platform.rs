@@ -343,6 +343,9 @@ impl Observer for InterpPlatform {
         let mut observe = required;
         observe.branches |= records || traced.needs_branches() || counter.is_some();
         observe.not_taken |= counter.is_some();
+        if records || traced.needs_branches() || counter.is_some() {
+            observe.newest = 0;
+        }
         if in_regions {
             observe.every = 1;
         }
@@ -360,6 +363,10 @@ impl Observer for InterpPlatform {
         } else {
             self.pass_branches(cs_base, branches);
         }
+    }
+
+    fn skip_branches(&mut self, count: u64) {
+        self.model.msrs.skip_branches(count);
     }
 
     fn delivery(&mut self, delivery: &Delivery) {
