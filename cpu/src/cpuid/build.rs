@@ -71,11 +71,11 @@ pub(super) fn leaves(
     builder.leaves
 }
 
-struct CpuidBuilder<'a, F> {
-    config: &'a CpuidConfig,
-    model: &'static ModelDefinition,
-    supported: &'a F,
-    leaves: Vec<CpuidLeaf>,
+pub(super) struct CpuidBuilder<'a, F> {
+    pub(super) config: &'a CpuidConfig,
+    pub(super) model: &'static ModelDefinition,
+    pub(super) supported: &'a F,
+    pub(super) leaves: Vec<CpuidLeaf>,
 }
 
 impl<F: Fn(u32, u32) -> CpuidRegs> CpuidBuilder<'_, F> {
@@ -187,7 +187,7 @@ impl<F: Fn(u32, u32) -> CpuidRegs> CpuidBuilder<'_, F> {
         [signature, ids << 16 | 8 << 8, ecx, edx]
     }
 
-    fn leaf_7(&self) -> CpuidRegs {
+    pub(super) fn leaf_7(&self) -> CpuidRegs {
         let host = (self.supported)(7, 0);
         let facilities = [
             (Facilities::TSC_ADJUST, Feature::TSC_ADJUST.mask()),
@@ -202,7 +202,11 @@ impl<F: Fn(u32, u32) -> CpuidRegs> CpuidBuilder<'_, F> {
                 ebx |= bits;
             }
         }
-        let ecx = self.offered(host[2], FeatureWord::Leaf7Ecx, ECX7_NEVER | OSPKE);
+        let mut ecx = self.offered(host[2], FeatureWord::Leaf7Ecx, ECX7_NEVER | OSPKE);
+        if !self.has(Facilities::RDTSCP) {
+            // RDPID reads IA32_TSC_AUX.
+            ecx &= !Feature::RDPID.mask();
+        }
         let mut edx = self.offered(host[3], FeatureWord::Leaf7Edx, !EDX7_CONTROLS);
         if edx & EDX7_SPEC_CTRL != EDX7_SPEC_CTRL {
             // IA32_SPEC_CTRL has all of its bits, or does not exist.

@@ -1,7 +1,8 @@
 use hindsight_regs::cpuid::Feature;
 
-use super::build::ECX1_DS;
+use super::build::{CpuidBuilder, ECX1_DS};
 use super::*;
+use crate::model::ModelDefinition;
 
 fn config(facilities: Facilities) -> CpuidConfig {
     CpuidConfig {
@@ -55,6 +56,26 @@ fn ds_bits_follow_bts_and_pebs() {
         let [_, _, ecx, edx] = table(facilities).query(1, 0, 0, 0, 0);
         assert_eq!(edx & Feature::DS.mask() != 0, present, "{facilities:?}");
         assert_eq!(ecx & ECX1_DS == ECX1_DS, present, "{facilities:?}");
+    }
+}
+
+#[test]
+fn rdpid_needs_the_register_that_it_reads() {
+    let text = include_str!("../../models/skylake-server.toml");
+    let text = text.replacen("\"umip\"", "\"umip\", \"rdpid\"", 1);
+    let model = Box::leak(Box::new(ModelDefinition::from_toml(&text).unwrap()));
+    for (facilities, present) in [
+        (Facilities::KVM, true),
+        (Facilities::KVM.difference(Facilities::RDTSCP), false),
+    ] {
+        let builder = CpuidBuilder {
+            config: &config(facilities),
+            model,
+            supported: &|_, _| [u32::MAX; 4],
+            leaves: Vec::new(),
+        };
+        let [_, _, ecx, _] = builder.leaf_7();
+        assert_eq!(ecx & Feature::RDPID.mask() != 0, present, "{facilities:?}");
     }
 }
 

@@ -81,6 +81,12 @@ fn model_file_with_a_mistake_is_refused_in_one_line() {
             "resource control needs leaf 0x10",
         ),
         ("\"avx2\", ", "", "feature `avx512f` needs `avx2`"),
+        ("\"aes\",", "\"vaes\",", "feature `vaes` needs `aes`"),
+        (
+            "\"avx512bw\",",
+            "\"avx512vbmi\",",
+            "feature `avx512vbmi` needs `avx512bw`",
+        ),
         ("\"avx2\"", "\"avx3\"", "no feature `avx3`"),
         ("\"avx2\"", "\"avx\"", "feature `avx` is named twice"),
         ("\"bts\"", "\"bst\"", "no facility `bst`"),
@@ -101,6 +107,32 @@ fn model_file_with_a_mistake_is_refused_in_one_line() {
         let text = DEFAULT.replacen(part, replacement, 1);
         let line = ModelDefinition::from_toml(&text).unwrap_err().to_string();
         assert!(line.contains(expected) && !line.contains('\n'), "{line}");
+    }
+}
+
+#[test]
+fn model_file_can_name_the_vector_extensions_after_avx512vl() {
+    // CPUID.7.0, EBX and ECX.
+    let rows = [
+        ("avx512ifma", 1 << 21, 0),
+        ("sha", 1 << 29, 0),
+        ("avx512vbmi", 0, 1 << 1),
+        ("avx512vbmi2", 0, 1 << 6),
+        ("gfni", 0, 1 << 8),
+        ("vaes", 0, 1 << 9),
+        ("vpclmulqdq", 0, 1 << 10),
+        ("avx512bitalg", 0, 1 << 12),
+        ("avx512vpopcntdq", 0, 1 << 14),
+        ("rdpid", 0, 1 << 22),
+    ];
+    let words = [FeatureWord::Leaf7Ebx, FeatureWord::Leaf7Ecx];
+    let old = ModelDefinition::from_toml(DEFAULT).unwrap().features;
+    for (name, ebx, ecx) in rows {
+        let text = DEFAULT.replacen("\"avx512vl\",", &format!("\"avx512vl\", \"{name}\","), 1);
+        let new = ModelDefinition::from_toml(&text).unwrap().features;
+        assert!(new.has(name) && !old.has(name), "{name}");
+        let added = words.map(|word| old.word(word) ^ new.word(word));
+        assert_eq!(added, [ebx, ecx], "{name}");
     }
 }
 
