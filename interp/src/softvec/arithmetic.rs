@@ -1,6 +1,7 @@
 //! Integer arithmetic, element by element.
 
 use super::element::{Element, get};
+use super::float::low64;
 use super::run::{Run, SoftHandler};
 use iced_x86::Mnemonic as M;
 
@@ -109,6 +110,8 @@ pub(super) fn work(m: M) -> Option<SoftHandler> {
         M::Vpdpbusds => |r| add_byte_products(r, clamp),
         M::Vpdpwssd => |r| add_word_products(r, wrap),
         M::Vpdpwssds => |r| add_word_products(r, clamp),
+        M::Vpmadd52luq => |r| add_products_of_52_bits(r, 0),
+        M::Vpmadd52huq => |r| add_products_of_52_bits(r, 52),
         M::Vpsadbw => sum_differences,
         M::Vmpsadbw => sum_blocks,
         M::Vdbpsadbw => sum_pairs,
@@ -183,6 +186,16 @@ fn add_word_products(r: &mut Run<'_>, narrow: fn(i64) -> i32) {
         let products =
             (2 * n..2 * n + 2).map(|n| i64::from(i16::get(&a, n)) * i64::from(i16::get(&b, n)));
         narrow(i64::from(i32::get(&target, n)) + products.sum::<i64>())
+    });
+}
+
+/// VPMADD52: adds 52 bits of a product, from bit `first` on, to each element.
+fn add_products_of_52_bits(r: &mut Run<'_>, first: u32) {
+    const LOW: u64 = (1 << 52) - 1;
+    let (target, a, b) = (r.target(), r.source(1), r.source(2));
+    r.each(|_, n| {
+        let product = u128::from(u64::get(&a, n) & LOW) * u128::from(u64::get(&b, n) & LOW);
+        u64::get(&target, n).wrapping_add(low64(product >> first) & LOW)
     });
 }
 

@@ -1,6 +1,7 @@
 //! Shifts, rotations, comparisons, counts and changes of size of integers.
 
 use super::element::{Element, VectorBytes, get, put};
+use super::float::low64;
 use super::run::{Run, SoftHandler};
 use iced_x86::{Mnemonic as M, OpKind};
 
@@ -62,6 +63,42 @@ fn by_each(r: &mut Run<'_>, size: usize, kind: Shift) {
     });
 }
 
+/// Returns the low half of `high` and `low` together, shifted right by up to one half.
+fn shifted_pair(size: usize, high: u64, low: u64, by: u64) -> u64 {
+    low64((u128::from(high) << (8 * size) | u128::from(low)) >> by)
+}
+
+/// Shifts an element left, and the highest bits of `low` into it; the count wraps.
+fn shift_left_from(size: usize, v: u64, low: u64, count: u64) -> u64 {
+    let bits = 8 * size as u64;
+    shifted_pair(size, v, low, bits - count % bits)
+}
+
+/// Shifts an element right, and the lowest bits of `high` into it; the count wraps.
+fn shift_right_from(size: usize, v: u64, high: u64, count: u64) -> u64 {
+    shifted_pair(size, high, v, count % (8 * size as u64))
+}
+
+/// A shift of an element of `size` bytes that takes bits from another one.
+type PairShift = fn(size: usize, v: u64, other: u64, count: u64) -> u64;
+
+/// VPSHLD and VPSHRD: the count is an immediate.
+fn pairs_by_one(r: &mut Run<'_>, size: usize, f: PairShift) {
+    let (a, b, count) = (r.source(1), r.source(2), u64::from(r.imm()));
+    r.each_bits(size, |_, n| {
+        f(size, get(&a, size, n), get(&b, size, n), count)
+    });
+}
+
+/// VPSHLDV and VPSHRDV: the destination is shifted by the second source.
+fn pairs_by_each(r: &mut Run<'_>, size: usize, f: PairShift) {
+    let (target, a, b) = (r.target(), r.source(1), r.source(2));
+    r.each_bits(size, |_, n| {
+        let [v, other, count] = [&target, &a, &b].map(|from| get(from, size, n));
+        f(size, v, other, count)
+    });
+}
+
 /// VPCMPEQ and VPCMPGT.
 fn compare<T: Element>(r: &mut Run<'_>, f: fn(&T, &T) -> bool) {
     let (a, b) = (r.source(1), r.source(2));
@@ -93,6 +130,20 @@ fn test(r: &mut Run<'_>, size: usize, any: bool) {
     r.set_comparison(size, |_, n| {
         (get(&a, size, n) & get(&b, size, n) != 0) == any
     });
+}
+
+/// VPSHUFBITQMB: each byte of the second source selects a bit of the quadword in the first.
+fn select_bits(r: &mut Run<'_>) {
+    let (a, controls) = (r.source(1), r.source(2));
+    r.set_comparison(1, |_, n| {
+        u64::get(&a, n / 8) >> (u8::get(&controls, n) & 63) & 1 != 0
+    });
+}
+
+/// VPOPCNT.
+fn count_ones(r: &mut Run<'_>, size: usize) {
+    let a = r.source(1);
+    r.each_bits(size, |_, n| get(&a, size, n).count_ones().into());
 }
 
 /// VPMOVSX and VPMOVZX: extends elements of `from` bytes.
@@ -187,7 +238,10 @@ fn broadcast_mask(r: &mut Run<'_>, size: usize, mask: u64) {
 
 /// The function that executes an instruction, if it is of this kind.
 pub(super) fn work(m: M) -> Option<SoftHandler> {
-    shifts(m).or_else(|| sizes(m)).or_else(|| comparisons(m))
+    shifts(m)
+        .or_else(|| pair_shifts(m))
+        .or_else(|| sizes(m))
+        .or_else(|| comparisons(m))
 }
 
 fn shifts(m: M) -> Option<SoftHandler> {
@@ -219,6 +273,24 @@ fn shifts(m: M) -> Option<SoftHandler> {
         M::Vprolvq => |r| by_each(r, 8, RotateLeft),
         M::Vprorvd => |r| by_each(r, 4, RotateRight),
         M::Vprorvq => |r| by_each(r, 8, RotateRight),
+        _ => return None,
+    })
+}
+
+fn pair_shifts(m: M) -> Option<SoftHandler> {
+    Some(match m {
+        M::Vpshldw => |r| pairs_by_one(r, 2, shift_left_from),
+        M::Vpshldd => |r| pairs_by_one(r, 4, shift_left_from),
+        M::Vpshldq => |r| pairs_by_one(r, 8, shift_left_from),
+        M::Vpshrdw => |r| pairs_by_one(r, 2, shift_right_from),
+        M::Vpshrdd => |r| pairs_by_one(r, 4, shift_right_from),
+        M::Vpshrdq => |r| pairs_by_one(r, 8, shift_right_from),
+        M::Vpshldvw => |r| pairs_by_each(r, 2, shift_left_from),
+        M::Vpshldvd => |r| pairs_by_each(r, 4, shift_left_from),
+        M::Vpshldvq => |r| pairs_by_each(r, 8, shift_left_from),
+        M::Vpshrdvw => |r| pairs_by_each(r, 2, shift_right_from),
+        M::Vpshrdvd => |r| pairs_by_each(r, 4, shift_right_from),
+        M::Vpshrdvq => |r| pairs_by_each(r, 8, shift_right_from),
         _ => return None,
     })
 }
@@ -305,6 +377,11 @@ fn comparisons(m: M) -> Option<SoftHandler> {
         M::Vptestnmq => |r| test(r, 8, false),
         M::Vpconflictd => |r| conflicts(r, 4),
         M::Vpconflictq => |r| conflicts(r, 8),
+        M::Vpshufbitqmb => select_bits,
+        M::Vpopcntb => |r| count_ones(r, 1),
+        M::Vpopcntw => |r| count_ones(r, 2),
+        M::Vpopcntd => |r| count_ones(r, 4),
+        M::Vpopcntq => |r| count_ones(r, 8),
         M::Vplzcntd => |r| r.map(|a: u32| a.leading_zeros()),
         M::Vplzcntq => |r| r.map(|a: u64| a.leading_zeros().into()),
         _ => return None,

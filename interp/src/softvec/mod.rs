@@ -1,5 +1,5 @@
-//! Executes vector instructions in software: AVX, AVX2, FMA, F16C, and AVX-512 F, CD, BW,
-//! DQ, VL and VNNI.
+//! Executes vector instructions in software: AVX, AVX2, FMA, F16C, and AVX-512 F, CD, BW, DQ, VL,
+//! IFMA, VBMI, VBMI2, VNNI, BITALG and VPOPCNTDQ.
 //!
 //! Also those of SSE3 to SSE4.2, AES and PCLMULQDQ on XMM registers, and BMI1, BMI2 and CRC32.
 //!

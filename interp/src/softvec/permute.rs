@@ -108,6 +108,15 @@ fn permute(r: &mut Run<'_>, size: usize) {
     r.each_bits(size, |_, n| get(&a, size, index(&indices, size, n, count)));
 }
 
+/// VPMULTISHIFTQB: eight bits of a quadword, which wraps, from the bit that each control selects.
+fn select_unaligned(r: &mut Run<'_>) {
+    let (controls, a) = (r.source(1), r.source(2));
+    r.each_bits(1, |_, n| {
+        let first = u32::from(u8::get(&controls, n) & 63);
+        u64::get(&a, n / 8).rotate_right(first)
+    });
+}
+
 /// VPERMI2 and VPERMT2: indices into two tables.
 fn permute_two(r: &mut Run<'_>, size: usize, indices: &VectorBytes, table: &VectorBytes) {
     let second = r.source(2);
@@ -251,13 +260,17 @@ pub(super) fn work(m: M) -> Option<SoftHandler> {
         M::Vpermilpd => permute_doubles_in_lane,
         M::Vpermq | M::Vpermpd => permute_quads,
         M::Vpermd | M::Vpermps => |r| permute(r, 4),
+        M::Vpermb => |r| permute(r, 1),
         M::Vpermw => |r| permute(r, 2),
+        M::Vpermi2b => |r| over_indices(r, 1),
         M::Vpermi2w => |r| over_indices(r, 2),
         M::Vpermi2d | M::Vpermi2ps => |r| over_indices(r, 4),
         M::Vpermi2q | M::Vpermi2pd => |r| over_indices(r, 8),
+        M::Vpermt2b => |r| over_table(r, 1),
         M::Vpermt2w => |r| over_table(r, 2),
         M::Vpermt2d | M::Vpermt2ps => |r| over_table(r, 4),
         M::Vpermt2q | M::Vpermt2pd => |r| over_table(r, 8),
+        M::Vpmultishiftqb => select_unaligned,
         M::Vperm2f128 | M::Vperm2i128 => permute_halves,
         M::Vshuff32x4 | M::Vshufi32x4 => |r| shuffle_parts(r, 4),
         M::Vshuff64x2 | M::Vshufi64x2 => |r| shuffle_parts(r, 8),

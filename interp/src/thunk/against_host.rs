@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 
 /// The extensions that are executed in software.
-const EXTENSIONS: [F; 18] = [
+const EXTENSIONS: [F; 23] = [
     F::SSE3,
     F::SSSE3,
     F::SSE4_1,
@@ -28,7 +28,12 @@ const EXTENSIONS: [F; 18] = [
     F::AVX512BW,
     F::AVX512DQ,
     F::AVX512VL,
+    F::AVX512_IFMA,
+    F::AVX512_VBMI,
+    F::AVX512_VBMI2,
     F::AVX512_VNNI,
+    F::AVX512_BITALG,
+    F::AVX512_VPOPCNTDQ,
     F::AES,
     F::PCLMULQDQ,
 ];
