@@ -7,7 +7,7 @@ use super::run::{Run, SoftHandler};
 use iced_x86::Mnemonic as M;
 
 /// Multiplies in GF(2^8) with the polynomial x^8 + x^4 + x^3 + x + 1.
-const fn multiply(mut a: u8, mut b: u8) -> u8 {
+pub(super) const fn multiply(mut a: u8, mut b: u8) -> u8 {
     let mut product = 0;
     while b != 0 {
         if b & 1 != 0 {
@@ -20,7 +20,7 @@ const fn multiply(mut a: u8, mut b: u8) -> u8 {
 }
 
 /// The substitution of bytes: the inverse in GF(2^8), and an affine map.
-const SUBSTITUTION: [u8; 256] = {
+pub(super) const SUBSTITUTION: [u8; 256] = {
     let mut table = [0x63; 256];
     // Powers of 3 are all nonzero elements; 0xf6 is the inverse of 3.
     let (mut power, mut inverse) = (1_u8, 1_u8);

@@ -3,8 +3,8 @@
 use super::legacy::{self, Equivalent};
 use super::run::{InstructionShape, SoftHandler};
 use super::{
-    aes, arithmetic, compare, convert, floating, general, integer, moves, opmask, permute, special,
-    strings,
+    aes, arithmetic, compare, convert, floating, galois, general, integer, moves, opmask, permute,
+    sha, special, strings,
 };
 use crate::thunk::vectors::Vectors;
 use iced_x86::{Instruction, Mnemonic as M};
@@ -35,6 +35,8 @@ fn work(m: M) -> Option<SoftHandler> {
         .or_else(|| opmask::work(m))
         .or_else(|| strings::work(m))
         .or_else(|| aes::work(m))
+        .or_else(|| galois::work(m))
+        .or_else(|| sha::work(m))
         .or_else(|| general::work(m))
 }
 

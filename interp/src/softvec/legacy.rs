@@ -1,4 +1,5 @@
-//! Instructions of SSE3 to SSE4.2, AES and PCLMULQDQ, by the VEX instructions that equal them.
+//! Instructions of SSE3 to SSE4.2, AES, PCLMULQDQ and GFNI, by the VEX instructions that equal
+//! them.
 
 use iced_x86::Mnemonic as M;
 
@@ -76,6 +77,9 @@ fn two_sources(m: M) -> Option<M> {
         M::Aesdeclast => M::Vaesdeclast,
         M::Aesenc => M::Vaesenc,
         M::Aesenclast => M::Vaesenclast,
+        M::Gf2p8affineinvqb => M::Vgf2p8affineinvqb,
+        M::Gf2p8affineqb => M::Vgf2p8affineqb,
+        M::Gf2p8mulb => M::Vgf2p8mulb,
         M::Pclmulqdq => M::Vpclmulqdq,
         _ => return None,
     })

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 
 /// The extensions that are executed in software.
-const EXTENSIONS: [F; 23] = [
+const EXTENSIONS: [F; 27] = [
     F::SSE3,
     F::SSSE3,
     F::SSE4_1,
@@ -36,6 +36,10 @@ const EXTENSIONS: [F; 23] = [
     F::AVX512_VPOPCNTDQ,
     F::AES,
     F::PCLMULQDQ,
+    F::GFNI,
+    F::SHA,
+    F::VAES,
+    F::VPCLMULQDQ,
 ];
 
 /// The precision flag of MXCSR.

@@ -94,6 +94,10 @@ fn host_has(feature: F) -> bool {
         F::SSE4_2 => has!("sse4.2"),
         F::AES => has!("aes"),
         F::PCLMULQDQ => has!("pclmulqdq"),
+        F::GFNI => has!("gfni"),
+        F::SHA => has!("sha"),
+        F::VAES => has!("vaes"),
+        F::VPCLMULQDQ => has!("vpclmulqdq"),
         _ => true,
     }
 }
