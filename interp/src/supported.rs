@@ -1,6 +1,5 @@
 //! The features that the interpreter can execute, as CPUID leaves.
 
-use crate::thunk::host::has_zmm;
 use std::arch::is_x86_feature_detected as host_has;
 
 fn bits(list: &[u32]) -> u32 {
@@ -29,9 +28,10 @@ const LEAF_7_EDX: u32 = 1 << 10 | 0b111 << 26 | 1 << 31;
 /// Returns a CPUID leaf as the interpreter supports it on this host.
 ///
 /// The registers are EAX, EBX, ECX, EDX. Integer and system instructions are always supported, and
-/// so are vector instructions up to AVX-512 F, CD, BW, DQ, VL and VNNI. SSE3, SSSE3, SHA and the
-/// extensions of AVX-512 after these are supported if the host's processor has them. Leaves that only describe the
-/// processor (vendor, brand, family) are the host's own.
+/// so are vector instructions: AVX-512 F, CD, BW, DQ, VL, IFMA, VBMI, VBMI2, VNNI, BITALG and
+/// VPOPCNTDQ, what precedes them, GFNI, VAES, VPCLMULQDQ and SHA. SSE3 and SSSE3 are supported if
+/// the host's processor has them. Leaves that only describe the processor (vendor, brand, family)
+/// are the host's own.
 pub fn supported_cpuid(leaf: u32, subleaf: u32) -> [u32; 4] {
     match (leaf, subleaf) {
         (1, _) => [raw(1, 0)[0], 0, leaf_1_ecx(), leaf_1_edx()],
@@ -77,25 +77,15 @@ fn leaf_1_edx() -> u32 {
 
 fn leaf_7_ebx() -> u32 {
     // FSGSBASE, TSC_ADJUST, BMI1, AVX2, FDP_EXCPTN_ONLY, SMEP, BMI2, ERMS, INVPCID, FCS and FDS
-    // deprecated, AVX512F, AVX512DQ, RDSEED, ADX, SMAP, CLFLUSHOPT, CLWB, AVX512CD, AVX512BW,
-    // AVX512VL.
+    // deprecated, AVX512F, AVX512DQ, RDSEED, ADX, SMAP, AVX512_IFMA, CLFLUSHOPT, CLWB, AVX512CD,
+    // SHA, AVX512BW, AVX512VL.
     bits(&[
-        0, 1, 3, 5, 6, 7, 8, 9, 10, 13, 16, 17, 18, 19, 20, 23, 24, 28, 30, 31,
-    ]) | thunked(&[(host_has!("sha"), 29)])
+        0, 1, 3, 5, 6, 7, 8, 9, 10, 13, 16, 17, 18, 19, 20, 21, 23, 24, 28, 29, 30, 31,
+    ])
 }
 
 fn leaf_7_ecx() -> u32 {
-    // The extensions have EVEX encodings too, which a host without ZMM registers does not execute.
-    let zmm = has_zmm();
-    // UMIP, PKU, AVX512_VNNI, RDPID.
-    bits(&[2, 3, 11, 22])
-        | thunked(&[
-            (zmm && host_has!("avx512vbmi"), 1),
-            (zmm && host_has!("avx512vbmi2"), 6),
-            (zmm && host_has!("gfni"), 8),
-            (zmm && host_has!("vaes"), 9),
-            (zmm && host_has!("vpclmulqdq"), 10),
-            (zmm && host_has!("avx512bitalg"), 12),
-            (zmm && host_has!("avx512vpopcntdq"), 14),
-        ])
+    // AVX512_VBMI, UMIP, PKU, AVX512_VBMI2, GFNI, VAES, VPCLMULQDQ, AVX512_VNNI, AVX512_BITALG,
+    // AVX512_VPOPCNTDQ, RDPID.
+    bits(&[1, 2, 3, 6, 8, 9, 10, 11, 12, 14, 22])
 }

@@ -38,6 +38,9 @@ fn host_has(feature: F) -> bool {
         F::SHA => has!("sha"),
         F::AVX => has!("avx"),
         F::AVX2 => has!("avx2"),
+        F::GFNI => has!("gfni"),
+        F::VAES => has!("vaes"),
+        F::VPCLMULQDQ => has!("vpclmulqdq"),
         F::FMA => has!("fma"),
         F::F16C => has!("f16c"),
         F::AVX512F => has!("avx512f"),
@@ -45,6 +48,12 @@ fn host_has(feature: F) -> bool {
         F::AVX512DQ => has!("avx512dq"),
         F::AVX512VL => has!("avx512vl"),
         F::AVX512CD => has!("avx512cd"),
+        F::AVX512_IFMA => has!("avx512ifma"),
+        F::AVX512_VBMI => has!("avx512vbmi"),
+        F::AVX512_VBMI2 => has!("avx512vbmi2"),
+        F::AVX512_VNNI => has!("avx512vnni"),
+        F::AVX512_BITALG => has!("avx512bitalg"),
+        F::AVX512_VPOPCNTDQ => has!("avx512vpopcntdq"),
         _ => false,
     }
 }
