@@ -1,5 +1,5 @@
 //! Masked memory operands of EVEX-encoded instructions: what is accessed, what faults, what meets a
-//! breakpoint. Each program runs in software too.
+//! breakpoint. Each program runs in software too, and so do VZEROUPPER and VZEROALL.
 #![allow(unsafe_code, reason = "the programs are assembly")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -11,7 +11,7 @@ use hindsight_interp::Exit;
 
 std::arch::global_asm!(
     ".global mk_load, mk_store, mk_compress, mk_compare, mk_broadcast, mk_shuffle, mk_extract",
-    ".global mk_aligned, mk_tiny, mk_product, mk_end",
+    ".global mk_aligned, mk_tiny, mk_product, mk_zero_upper, mk_zero_all, mk_end",
     "mk_load:",
     "vmovdqu32 xmm1 {{k1}}, [rax]",
     "hlt",
@@ -42,6 +42,14 @@ std::arch::global_asm!(
     "mk_product:",
     "vmulss xmm1, xmm1, xmm1",
     "hlt",
+    "mk_zero_upper:",
+    "vzeroupper",
+    "vmovups [rax], ymm1",
+    "hlt",
+    "mk_zero_all:",
+    "vzeroall",
+    "vmovups [rax], ymm1",
+    "hlt",
     "mk_end:",
 );
 
@@ -56,6 +64,8 @@ unsafe extern "C" {
     fn mk_aligned();
     fn mk_tiny();
     fn mk_product();
+    fn mk_zero_upper();
+    fn mk_zero_all();
     static mk_end: u8;
 }
 
@@ -279,4 +289,22 @@ fn suppressed_underflow_keeps_a_denormal_result() {
     let (st, _) = run(&ram, &st);
     assert_eq!(exception(&st), None);
     assert_eq!(doublewords(&st)[0], 1 << 9);
+}
+
+#[test]
+fn registers_are_cleared_without_the_instruction_of_the_host() {
+    let low = [2 << 32 | 1, 4 << 32 | 3];
+    for (label, expected) in [
+        (mk_zero_upper as unsafe extern "C" fn(), low),
+        (mk_zero_all, [0, 0]),
+    ] {
+        let (ram, mut st) = machine(label, DATA, 0);
+        // The high half of YMM1.
+        st.xsave.0[576 + 16..576 + 32].fill(0xff);
+        let (st, _) = run(&ram, &st);
+        assert_eq!(exception(&st), None);
+        let at = usize::try_from(DATA).unwrap();
+        let stored = [0, 8, 16, 24].map(|offset| ram.read_u64(at + offset));
+        assert_eq!(stored, [expected[0], expected[1], 0, 0]);
+    }
 }

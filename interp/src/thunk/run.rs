@@ -42,6 +42,12 @@ pub(crate) fn support(i: &Instruction) -> Support {
 /// Runs the instruction of an operation on the host.
 pub(crate) fn run(c: &mut Core, o: &Op) -> Done {
     let insn = c.code.insns[o.insn as usize];
+    if matches!(insn.mnemonic(), M::Vzeroupper | M::Vzeroall) {
+        check_state(c, insn.encoding(), true, false)?;
+        let count = if c.mode.is_64bit() { 16 } else { 8 };
+        c.vec.zero_upper(insn.mnemonic() == M::Vzeroall, count);
+        return Ok(());
+    }
     let known = c.thunks.take(o.insn, c.code.epoch());
     let Some(thunk) = known.or_else(|| c.thunks.find_or_build(&insn)) else {
         return Err(Fault::Unimplemented);
@@ -53,11 +59,6 @@ pub(crate) fn run(c: &mut Core, o: &Op) -> Done {
 
 fn run_thunk(c: &mut Core, o: &Op, insn: &Instruction, thunk: &Thunk) -> Done {
     check(c, insn, thunk)?;
-    if matches!(insn.mnemonic(), M::Vzeroupper | M::Vzeroall) {
-        let count = if c.mode.is_64bit() { 16 } else { 8 };
-        c.vec.zero_upper(insn.mnemonic() == M::Vzeroall, count);
-        return Ok(());
-    }
     let operand = memory::prepare(c, o, insn, thunk)?;
     // Hide pending errors from the host, which would raise #MF: IGNNE# makes the guest's processor
     // ignore them.
