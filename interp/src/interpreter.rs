@@ -286,7 +286,8 @@ impl Vcpu {
         exit
     }
 
-    /// Sets whether all instructions with VEX and EVEX encodings run in software.
+    /// Sets whether all instructions with VEX and EVEX encodings run in software, and those of AES,
+    /// PCLMULQDQ, GFNI and SHA.
     ///
     /// They do so anyway on a host that lacks them. Results are the same, but for the estimates and
     /// what the manual leaves undefined. Call this before the first run.

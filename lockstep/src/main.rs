@@ -112,7 +112,8 @@ fn random_seed() -> u64 {
 
 /// Runs one batch of user code again; returns whether all its runs are equal.
 fn replay_user(class: InsnClass, seed: u64, comparison: TierComparison) -> Result<bool> {
-    let text = UserComparer::new(comparison)?.replay(&Stems::of(class), class, seed);
+    let stems = Stems::compared(class, comparison);
+    let text = UserComparer::new(comparison)?.replay(&stems, class, seed);
     print!("{text}");
     let runs: Vec<_> = text.lines().filter(|l| l.starts_with("run ")).collect();
     Ok(!runs.is_empty() && runs.iter().all(|l| l.ends_with(": equal")))

@@ -1,5 +1,5 @@
-//! Every class of user-mode instructions: the interpreter against the host's processor, and
-//! translated code against the interpreter.
+//! Every class of user-mode instructions: the interpreter against the host's processor, also with
+//! vector instructions in software, and translated code against the interpreter.
 //!
 //! `LOCKSTEP_CASES=n` sets the number of cases of each class, `LOCKSTEP_SEED=s` the seed. The
 //! program `lockstep` replays a mismatch.
@@ -38,6 +38,11 @@ fn compare_all(comparison: TierComparison) {
 #[test]
 fn interpreter_matches_host_processor_in_every_class() {
     compare_all(TierComparison::Host);
+}
+
+#[test]
+fn software_matches_host_processor_in_every_class() {
+    compare_all(TierComparison::Software);
 }
 
 #[test]

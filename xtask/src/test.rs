@@ -337,6 +337,11 @@ fn lockstep() -> Result<()> {
     )
     .run()?;
     cmd!(shell, "target/release/lockstep --cases 500000").run()?;
+    cmd!(
+        shell,
+        "target/release/lockstep --compare software --cases 200000"
+    )
+    .run()?;
     Ok(cmd!(
         shell,
         "target/release/lockstep --compare translated --cases 200000"

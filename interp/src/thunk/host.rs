@@ -8,14 +8,17 @@ use std::arch::is_x86_feature_detected as has;
 pub(crate) struct SoftwarePolicy {
     /// Whether results must be the same on every host.
     pub(crate) portable: bool,
-    /// Whether all instructions of AVX and AVX-512 run in software, as on a host without them.
+    /// Whether all instructions of AVX, AVX-512, AES, PCLMULQDQ, GFNI and SHA run in software, as on
+    /// a host without them.
     pub(crate) all_vectors: bool,
 }
 
 impl SoftwarePolicy {
     /// Whether an instruction runs in software.
     pub(crate) fn applies(self, i: &Instruction) -> bool {
-        let vector = matches!(i.encoding(), EncodingKind::VEX | EncodingKind::EVEX);
+        let legacy = [F::AES, F::PCLMULQDQ, F::GFNI, F::SHA];
+        let vector = matches!(i.encoding(), EncodingKind::VEX | EncodingKind::EVEX)
+            || i.cpuid_features().iter().any(|f| legacy.contains(f));
         (vector && self.all_vectors)
             || (self.portable && differs_between_hosts(i.mnemonic()))
             || !executes(i)

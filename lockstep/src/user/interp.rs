@@ -34,6 +34,8 @@ pub(super) struct InterpRunner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tier {
     Interpreter,
+    /// The interpreter, which executes vector instructions in software.
+    Software,
     /// Translated code, from the first run of a block on.
     Translator,
 }
@@ -137,6 +139,10 @@ fn new_vcpu(ram: &SharedRam, base: u32, tier: Tier) -> Result<Vcpu> {
     match tier {
         // Translated code would be mapped where the code of the cases finds it on the host.
         Tier::Interpreter => vcpu.set_translation(u64::MAX, 0),
+        Tier::Software => {
+            vcpu.set_translation(u64::MAX, 0);
+            vcpu.set_software_vectors(true);
+        }
         Tier::Translator => vcpu.set_translation(1, CODE_MAX),
     }
     vcpu.load(&kernel::start(base));

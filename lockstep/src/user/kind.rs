@@ -280,6 +280,33 @@ fn vendors_differ(i: &Instruction) -> bool {
         || moves && i.encoding() == EncodingKind::VEX && i.code_size() == CodeSize::Code32
 }
 
+/// Whether processors return different results, so that software has its own.
+///
+/// These are the estimates, the flags of VREDUCE, and the NaN that VDPPS and VDPPD return.
+pub(super) fn results_depend_on_host(m: M) -> bool {
+    matches!(
+        m,
+        M::Vrcpps
+            | M::Vrcpss
+            | M::Vrcp14ps
+            | M::Vrcp14pd
+            | M::Vrcp14ss
+            | M::Vrcp14sd
+            | M::Vrsqrtps
+            | M::Vrsqrtss
+            | M::Vrsqrt14ps
+            | M::Vrsqrt14pd
+            | M::Vrsqrt14ss
+            | M::Vrsqrt14sd
+            | M::Vreduceps
+            | M::Vreducepd
+            | M::Vreducess
+            | M::Vreducesd
+            | M::Vdpps
+            | M::Vdppd
+    )
+}
+
 /// Whether vendors differ for a misaligned operand whose mask selects no element.
 ///
 /// They do for the masked moves of exception class E1. By Intel's manual (Table "Type E1 Class

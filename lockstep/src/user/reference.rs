@@ -11,6 +11,8 @@ use clap::ValueEnum;
 pub enum TierComparison {
     /// The interpreter with this host's processor.
     Host,
+    /// The interpreter's own computation of vector instructions with this host's processor.
+    Software,
     /// Translated code with the interpreter.
     Translated,
 }
@@ -29,11 +31,8 @@ impl Reference {
     /// If memory cannot be mapped.
     pub(super) fn sides(comparison: TierComparison) -> Result<(Self, InterpRunner)> {
         Ok(match comparison {
-            TierComparison::Host => {
-                let host = HostRunner::new()?;
-                let interp = InterpRunner::new(host.base(), Tier::Interpreter)?;
-                (Self::Host(host), interp)
-            }
+            TierComparison::Host => Self::host_and(Tier::Interpreter)?,
+            TierComparison::Software => Self::host_and(Tier::Software)?,
             // Translated code is mapped where code that the host executes could find it, so both
             // sides are guests.
             TierComparison::Translated => {
@@ -45,6 +44,12 @@ impl Reference {
                 )
             }
         })
+    }
+
+    fn host_and(tier: Tier) -> Result<(Self, InterpRunner)> {
+        let host = HostRunner::new()?;
+        let interp = InterpRunner::new(host.base(), tier)?;
+        Ok((Self::Host(host), interp))
     }
 
     /// What messages call the two sides.

@@ -71,7 +71,7 @@ fn run_slice(
     slice: Duration,
     progress: &mut ProgressFile,
 ) -> Result<bool> {
-    let stems = Stems::of(class);
+    let stems = Stems::compared(class, options.comparison);
     let record = progress.classes.entry(class.name()).or_default();
     record.opcodes = stems.codes().count();
     let done = *record.seeds.entry(options.seed).or_default();

@@ -11,7 +11,8 @@
 
 use crate::rng::Rng;
 use crate::user::class::InsnClass;
-use crate::user::kind::{InsnKind, kind};
+use crate::user::kind::{InsnKind, kind, results_depend_on_host};
+use crate::user::reference::TierComparison;
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction};
 use std::collections::BTreeMap;
 
@@ -90,6 +91,17 @@ impl Stems {
             class,
             by_code: by_code.into_values().collect(),
         }
+    }
+
+    /// The stems of a class whose results `comparison` can compare.
+    pub fn compared(class: InsnClass, comparison: TierComparison) -> Self {
+        let mut stems = Self::of(class);
+        if comparison == TierComparison::Software {
+            stems
+                .by_code
+                .retain(|(code, _)| !results_depend_on_host(code.mnemonic()));
+        }
+        stems
     }
 
     /// The opcodes of the class.
