@@ -444,6 +444,131 @@ fn dot_products_wrap_or_saturate_where_the_mask_is_set() {
     }
 }
 
+/// The code of an instruction on zmm0, zmm1 and zmm2 or an immediate; the quadwords of the three
+/// registers before, all elements alike; the lowest quadword of zmm0 after.
+const KNOWN: [(&[u8], [u64; 3], u64); 17] = [
+    // VPMADD52LUQ and VPMADD52HUQ.
+    (
+        &[0x62, 0xf2, 0xf5, 0x48, 0xb4, 0xc2],
+        [10, 1 << 52 | 3, 5],
+        25,
+    ),
+    (&[0x62, 0xf2, 0xf5, 0x48, 0xb5, 0xc2], [1, 1 << 51, 6], 4),
+    // VPSHLDQ, VPSHRDQ, VPSHLDVQ, VPSHRDVQ and VPSHLDVW.
+    (
+        &[0x62, 0xf3, 0xf5, 0x48, 0x71, 0xc2, 8],
+        [0, HIGH, LOW],
+        0x2233_4455_6677_8899,
+    ),
+    (
+        &[0x62, 0xf3, 0xf5, 0x48, 0x73, 0xc2, 8],
+        [0, HIGH, LOW],
+        0x0111_2233_4455_6677,
+    ),
+    (
+        &[0x62, 0xf2, 0xf5, 0x48, 0x71, 0xc2],
+        [HIGH, LOW, 72],
+        0x2233_4455_6677_8899,
+    ),
+    (
+        &[0x62, 0xf2, 0xf5, 0x48, 0x73, 0xc2],
+        [HIGH, LOW, 72],
+        0x0111_2233_4455_6677,
+    ),
+    (
+        &[0x62, 0xf2, 0xf5, 0x48, 0x70, 0xc2],
+        [0x1234, 0xabcd, 20],
+        0x234a,
+    ),
+    // VPMULTISHIFTQB.
+    (
+        &[0x62, 0xf2, 0xf5, 0x48, 0x83, 0xc2],
+        [0, 0x0034_3840_0804_003c, 0xfedc_ba98_7654_3210],
+        0x10ed_fe10_3221_100f,
+    ),
+    // VPERMB, VPERMT2B and VPERMI2B.
+    (
+        &[0x62, 0xf2, 0x75, 0x48, 0x8d, 0xc2],
+        [0, 0x0001_0203_0405_0607, HIGH],
+        0x8877_6655_4433_2211,
+    ),
+    (
+        &[0x62, 0xf2, 0x75, 0x48, 0x7d, 0xc2],
+        [HIGH, 0x4000_4101_4202_4303, LOW],
+        0x0188_ff77_ee66_dd55,
+    ),
+    (
+        &[0x62, 0xf2, 0x75, 0x48, 0x75, 0xc2],
+        [0x4000_4101_4202_4303, HIGH, LOW],
+        0x0188_ff77_ee66_dd55,
+    ),
+    // VPCOMPRESSB and VPEXPANDB, with {k1}{z}.
+    (
+        &[0x62, 0xf2, 0x7d, 0xc9, 0x63, 0xc8],
+        [LOW, HIGH, 0],
+        0x1133_6688,
+    ),
+    (
+        &[0x62, 0xf2, 0x7d, 0xc9, 0x62, 0xc1],
+        [LOW, HIGH, 0],
+        0x5500_6600_0077_0088,
+    ),
+    // VPOPCNTB, VPOPCNTW and VPOPCNTQ.
+    (
+        &[0x62, 0xf2, 0x7d, 0x48, 0x54, 0xc1],
+        [0, 0xff01_8000_7f03_f0aa, 0],
+        0x0801_0100_0702_0404,
+    ),
+    (
+        &[0x62, 0xf2, 0xfd, 0x48, 0x54, 0xc1],
+        [0, 0x00ff_8001_0000_ffff, 0],
+        0x0008_0002_0000_0010,
+    ),
+    (&[0x62, 0xf2, 0xfd, 0x48, 0x55, 0xc1], [0, u64::MAX, 0], 64),
+    // VGF2P8MULB: the examples of FIPS 197.
+    (
+        &[0x62, 0xf2, 0x75, 0x48, 0xcf, 0xc2],
+        [0, 0x5757_5757_5757_5757, 0x8313_8313_8313_8313],
+        0xc1fe_c1fe_c1fe_c1fe,
+    ),
+];
+const HIGH: u64 = 0x1122_3344_5566_7788;
+const LOW: u64 = 0x99aa_bbcc_ddee_ff01;
+
+#[test]
+fn instructions_compute_known_answers() {
+    let mut bank = Bank::default();
+    for (code, registers, expected) in KNOWN {
+        let i = Decoder::new(64, code, DecoderOptions::NONE).decode();
+        let soft = thunk(&mut bank, &i, true).unwrap();
+        let mut v = Vectors::default();
+        v.k[1] = 0b1010_0101;
+        for (register, value) in v.zmm.iter_mut().zip(registers) {
+            for element in register.chunks_exact_mut(8) {
+                element.copy_from_slice(&value.to_le_bytes());
+            }
+        }
+        soft.call(&mut v);
+        let found = u64::from_le_bytes(v.zmm[0][..8].try_into().unwrap());
+        assert_eq!(found, expected, "{i}: {found:#x}");
+    }
+}
+
+#[test]
+fn vpshufbitqmb_selects_bits_of_each_quadword() {
+    // VPSHUFBITQMB k1, zmm1, zmm2.
+    let code = [0x62, 0xf2, 0x75, 0x48, 0x8f, 0xca];
+    let i = Decoder::new(64, &code, DecoderOptions::NONE).decode();
+    let soft = thunk(&mut Bank::default(), &i, true).unwrap();
+    let mut v = Vectors::default();
+    let rows = [0x8000_0000_0000_0001_u64, 0x7f40_3f00_0101_0101];
+    for (register, value) in v.zmm[1..].iter_mut().zip(rows) {
+        register[56..].copy_from_slice(&value.to_le_bytes());
+    }
+    soft.call(&mut v);
+    assert_eq!(v.k[1], 0xf0 << 56);
+}
+
 #[test]
 fn estimates_are_as_close_as_the_manual_says() {
     let mut random = Random(7);
