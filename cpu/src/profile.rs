@@ -193,7 +193,7 @@ impl CpuProfile {
 
     fn set_counters(&mut self, counters: u64) -> Result<(), ProfileError> {
         match counters {
-            4 => {}
+            4 => self.without |= Facilities::PMU8,
             8 => self.with |= Facilities::PMU8,
             other => return Err(ProfileError::Counters(other)),
         }
@@ -222,7 +222,11 @@ impl CpuProfile {
             });
         }
         let default = available.intersection(model.facilities);
-        let has = default.union(self.with).difference(self.without);
+        let mut has = default.union(self.with).difference(self.without);
+        if !has.contains(Facilities::PMU) && !self.with.contains(Facilities::PMU8) {
+            // The counters that a model has by default go with the others.
+            has.remove(Facilities::PMU8);
+        }
         for &(facility, needs) in NEEDS {
             if has.contains(facility) && !has.contains(needs) {
                 return Err(ProfileError::Needs {
@@ -285,6 +289,9 @@ impl fmt::Display for CpuProfile {
         if self.with.contains(Facilities::PMU8) {
             f.write_str(",pmu=8")?;
         }
+        if self.without.contains(Facilities::PMU8) {
+            f.write_str(",pmu=4")?;
+        }
         Ok(())
     }
 }
@@ -320,12 +327,25 @@ mod tests {
     }
 
     #[test]
+    fn profile_can_halve_the_counters_of_a_model_or_leave_all_out() {
+        let all_of = |text| all(text).unwrap();
+        assert!(all_of("icelake-server").contains(Facilities::PMU8));
+        let four = all_of("icelake-server,pmu=4");
+        assert!(four.contains(Facilities::PMU) && !four.contains(Facilities::PMU8));
+        let none = all_of("icelake-server,-pmu,-pebs");
+        assert!(!none.intersects(Facilities::PMU | Facilities::PMU8));
+        assert!(all("icelake-server,-pmu,-pebs,pmu=8").is_err());
+        assert_eq!(all("skylake-server,pmu=4"), all("skylake-server"));
+    }
+
+    #[test]
     fn display_round_trips_through_from_str() {
         for text in [
             "host",
             "skylake-server,+rtm,+l2cat,-pebs,pmu=8",
             "portable-v1,-lbr,-mba",
             "portable-v2,-pebs",
+            "icelake-server,-lbr,pmu=4",
         ] {
             assert_eq!(parse(text).unwrap().to_string(), text);
         }

@@ -100,7 +100,7 @@ pub const IA32_MTRR_FIX4K_C0000: u32 = 0x268;
 pub const IA32_PAT: u32 = 0x277;
 /// MTRR enables and default memory type.
 pub const IA32_MTRR_DEF_TYPE: u32 = 0x2ff;
-/// Fixed counter 0; two more follow.
+/// Fixed counter 0; three more follow.
 pub const IA32_FIXED_CTR0: u32 = 0x309;
 /// Capabilities of the PMU: [`crate::capabilities::perf`].
 pub const IA32_PERF_CAPABILITIES: u32 = 0x345;

@@ -5,8 +5,10 @@
 pub const GP_COUNTERS: u32 = 4;
 /// General-purpose counters with one thread per core.
 pub const GP_COUNTERS_MAX: u32 = 8;
-/// Fixed counters: CPUID.0AH:EDX\[4:0\].
+/// Fixed counters before Ice Lake: CPUID.0AH:EDX\[4:0\].
 pub const FIXED_COUNTERS: u32 = 3;
+/// The most fixed counters of any model: CPUID.0AH:EDX\[4:0\].
+pub const FIXED_COUNTERS_MAX: u32 = 4;
 /// The 48 bits of a counter's value.
 pub const COUNTER_MASK: u64 = (1 << 48) - 1;
 
@@ -33,6 +35,8 @@ impl EventSelect {
     pub const ENABLE: u64 = 1 << 22;
     /// Invert the comparison with the counter mask.
     pub const INVERT: u64 = 1 << 23;
+    /// The bits below [`EventSelect::IN_TX`] that can be written; writes to pin control are dropped.
+    pub const WRITABLE: u64 = 0xffff_ffff & !Self::PIN;
     /// Count inside transactions only.
     pub const IN_TX: u64 = 1 << 32;
     /// Exclude aborted transactions from the count; counter 2 only.
@@ -80,10 +84,12 @@ impl FixedControl {
     pub const ANY_THREAD: u64 = 1 << 2;
     /// An overflow requests an interrupt.
     pub const PMI: u64 = 1 << 3;
+    /// [`FixedControl::ANY_THREAD`] in the fields of all counters.
+    pub const ANY_THREAD_OF_ALL: u64 = 0x4444;
 
-    /// The field of fixed counter `index`, 0 to 2, in a value of IA32_FIXED_CTR_CTRL.
+    /// The field of fixed counter `index`, 0 to 3, in a value of IA32_FIXED_CTR_CTRL.
     pub const fn of(value: u64, index: usize) -> Self {
-        debug_assert!(index < FIXED_COUNTERS as usize, "no such fixed counter");
+        debug_assert!(index < FIXED_COUNTERS_MAX as usize, "no such fixed counter");
         Self(value >> (4 * index) & 0b1111)
     }
 
@@ -102,6 +108,8 @@ pub mod global {
     pub const COUNTERS: u64 = 0x7_0000_000f;
     /// The bits of general-purpose counters 4 to 7, where there are eight.
     pub const UPPER_COUNTERS: u64 = 0xf0;
+    /// The bit of fixed counter 3, where there are four.
+    pub const FIXED_3: u64 = 1 << 35;
     /// LBR_FRZ: the LBR stack is frozen.
     pub const LBR_FRZ: u64 = 1 << 58;
     /// CTR_FRZ: the counters are frozen.

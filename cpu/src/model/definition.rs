@@ -1,7 +1,7 @@
 //! What a processor model is.
 
 use hindsight_regs::capabilities::perf;
-use hindsight_regs::pmu::{FIXED_COUNTERS, GP_COUNTERS_MAX, global};
+use hindsight_regs::pmu::{EventSelect, FixedControl, GP_COUNTERS, GP_COUNTERS_MAX, global};
 
 use super::features::FeatureSet;
 use crate::facility::Facilities;
@@ -61,6 +61,43 @@ impl PerfmonModel {
     pub const fn counter_mask(&self) -> u64 {
         (1 << self.counter_bits) - 1
     }
+
+    /// The bits of this number of general-purpose counters and of the fixed ones in global registers.
+    pub(crate) const fn counters_in_global(&self, counters: u32) -> u64 {
+        ((1 << counters) - 1) | ((1 << self.fixed_counters) - 1) << global::FIXED
+    }
+
+    /// The bits of the most counters that a processor of the model can have in global registers.
+    pub(crate) const fn most_counters_in_global(&self) -> u64 {
+        self.counters_in_global(match self.counters {
+            GP_COUNTERS => GP_COUNTERS_MAX,
+            counters => counters,
+        })
+    }
+
+    /// Whether counters can count for all threads of the core: from version 3 to version 4.
+    pub(crate) const fn has_any_thread(&self) -> bool {
+        matches!(self.version, 3 | 4)
+    }
+
+    /// The writable bits of IA32_PERFEVTSELx, besides those of transactions.
+    pub(crate) const fn select_bits(&self) -> u64 {
+        if self.has_any_thread() {
+            EventSelect::WRITABLE
+        } else {
+            EventSelect::WRITABLE & !EventSelect::ANY_THREAD
+        }
+    }
+
+    /// The writable bits of IA32_FIXED_CTR_CTRL.
+    pub(crate) const fn fixed_control_bits(&self) -> u64 {
+        let bits = (1 << (4 * self.fixed_counters)) - 1;
+        if self.has_any_thread() {
+            bits
+        } else {
+            bits & !FixedControl::ANY_THREAD_OF_ALL
+        }
+    }
 }
 
 impl PebsModel {
@@ -71,11 +108,6 @@ impl PebsModel {
         let stores = (self.precise_store as u64) << 63;
         counters | late_loads | stores
     }
-}
-
-/// The bits of this number of general-purpose counters and of the fixed ones in global registers.
-pub(crate) const fn counter_bits(counters: u32) -> u64 {
-    ((1 << counters) - 1) | ((1 << FIXED_COUNTERS) - 1) << global::FIXED
 }
 
 /// What MSR_OFFCORE_RSP_x selects of the requests to the L3, by masks of the register.
@@ -197,11 +229,18 @@ impl ModelDefinition {
 
     /// The registers of CPUID leaf 0AH with this number of general-purpose counters.
     pub fn leaf_0a(&self, counters: u32) -> [u32; 4] {
-        /// Number of architectural events in EBX.
-        const EVENTS: u32 = 7;
+        const ANY_THREAD_DEPRECATED: u32 = 1 << 15;
         let p = &self.perfmon;
-        let eax = p.version | counters << 8 | p.counter_bits << 16 | EVENTS << 24;
-        let edx = p.fixed_counters | p.counter_bits << 5;
-        [eax, p.missing_events, 0, edx]
+        let version_5 = p.version >= 5;
+        // The architectural events in EBX; the last is that of topdown slots.
+        let events = if version_5 { 8 } else { 7 };
+        let eax = p.version | counters << 8 | p.counter_bits << 16 | events << 24;
+        let mut edx = p.fixed_counters | p.counter_bits << 5;
+        let mut fixed = 0;
+        if version_5 {
+            fixed = (1 << p.fixed_counters) - 1;
+            edx |= ANY_THREAD_DEPRECATED;
+        }
+        [eax, p.missing_events, fixed, edx]
     }
 }

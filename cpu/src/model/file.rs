@@ -2,17 +2,15 @@
 
 use hindsight_regs::branch::{LBR_DEPTH, LbrSelect};
 use hindsight_regs::msr as regs;
-use hindsight_regs::pmu::{EventSelect, GP_COUNTERS, GP_COUNTERS_MAX, global};
+use hindsight_regs::pmu::{FIXED_COUNTERS_MAX, GP_COUNTERS, GP_COUNTERS_MAX, global};
 use serde::Deserialize;
 use thiserror::Error;
 
-use super::definition::{
-    LbrModel, ModelDefinition, OffcoreModel, PebsModel, PerfmonModel, counter_bits,
-};
+use super::definition::{LbrModel, ModelDefinition, OffcoreModel, PebsModel, PerfmonModel};
 use super::features::FeatureSet;
 use crate::facility::{Facilities, parse_facility};
 use crate::msr::table::TABLE;
-use crate::pmu::access::{ANY_THREAD_CONTROL, FIXED_CONTROL, OFFCORE, SELECT};
+use crate::pmu::access::{IN_TRANSACTIONS, OFFCORE};
 use crate::pmu::events::{EventKind, EventKinds};
 use crate::pmu::selection::{EventRow, PmuEvent, SampledAccess};
 
@@ -145,6 +143,8 @@ struct EventFile {
     data: Option<SampledAccess>,
     #[serde(default)]
     reference_clock: bool,
+    #[serde(default)]
+    slots: bool,
 }
 
 /// How an MSR differs from the default model's.
@@ -293,17 +293,15 @@ impl ModelDefinition {
         for first in [regs::IA32_PMC0, regs::IA32_PERFEVTSEL0] {
             self.add_absent(first, perfmon.counters..GP_COUNTERS);
         }
-        if perfmon.counters < GP_COUNTERS {
-            let bits = counter_bits(perfmon.counters);
-            self.writable.push((regs::IA32_PERF_GLOBAL_CTRL, bits));
-        }
+        self.add_absent(
+            regs::IA32_FIXED_CTR0,
+            perfmon.fixed_counters..FIXED_COUNTERS_MAX,
+        );
+        let counters = perfmon.most_counters_in_global();
+        self.writable.push((regs::IA32_PERF_GLOBAL_CTRL, counters));
         if perfmon.version < 4 {
             self.add_absent(regs::IA32_PERF_GLOBAL_STATUS_SET, 0..1);
             self.add_absent(regs::IA32_PERF_GLOBAL_INUSE, 0..1);
-            let counters = match perfmon.counters {
-                GP_COUNTERS => global::COUNTERS | global::UPPER_COUNTERS,
-                counters => counter_bits(counters),
-            };
             let uncore = if perfmon.version < 3 {
                 0
             } else {
@@ -312,14 +310,19 @@ impl ModelDefinition {
             let reset = counters | uncore | global::DS_BUFFER | global::COND_CHANGED;
             self.writable
                 .push((regs::IA32_PERF_GLOBAL_STATUS_RESET, reset));
+        } else {
+            for (index, bits) in [
+                (regs::IA32_PERF_GLOBAL_STATUS_RESET, global::RESETTABLE),
+                (regs::IA32_PERF_GLOBAL_STATUS_SET, global::SETTABLE),
+            ] {
+                self.writable.push((index, bits | counters));
+            }
         }
-        if perfmon.version < 3 {
-            let any_thread = FIXED_CONTROL & !ANY_THREAD_CONTROL;
-            self.writable.push((regs::IA32_FIXED_CTR_CTRL, any_thread));
-            let selects = regs::IA32_PERFEVTSEL0..regs::IA32_PERFEVTSEL0 + GP_COUNTERS_MAX;
-            let bits = SELECT & !EventSelect::ANY_THREAD;
-            self.writable.extend(selects.map(|index| (index, bits)));
-        }
+        let fixed = perfmon.fixed_control_bits();
+        self.writable.push((regs::IA32_FIXED_CTR_CTRL, fixed));
+        let selects = regs::IA32_PERFEVTSEL0..regs::IA32_PERFEVTSEL0 + GP_COUNTERS_MAX;
+        let bits = perfmon.select_bits() | IN_TRANSACTIONS;
+        self.writable.extend(selects.map(|index| (index, bits)));
         if perfmon.counter_bits < 48 {
             let fixed = regs::IA32_FIXED_CTR0..regs::IA32_FIXED_CTR0 + perfmon.fixed_counters;
             let mask = perfmon.counter_mask();
@@ -388,6 +391,14 @@ impl ModelDefinition {
                 self.perfmon.counters < GP_COUNTERS
                     && (self.pebs.precise_store || self.options.contains(Facilities::PMU8)),
                 "precise stores and pmu=8 need four counters",
+            ),
+            (
+                self.perfmon.fixed_counters > 3 && self.perfmon.version < 5,
+                "four fixed counters need perfmon version 5",
+            ),
+            (
+                self.facilities.contains(Facilities::PMU8) && self.perfmon.counters != GP_COUNTERS,
+                "pmu=8 stands for the number of counters",
             ),
             (
                 !self.lbr.tsx_flags && self.options.contains(Facilities::RTM),
@@ -539,7 +550,7 @@ fn pebs(file: &PebsFile) -> Result<PebsModel, ModelError> {
 
 fn perfmon(file: &PerfmonFile) -> Result<PerfmonModel, ModelError> {
     Ok(PerfmonModel {
-        version: limited("perfmon.version", file.version, 2..=4, "2 to 4")?,
+        version: limited("perfmon.version", file.version, 2..=5, "2 to 5")?,
         counters: one_of("perfmon.counters", file.counters, [2, 4], "2 or 4")?,
         counter_bits: one_of(
             "perfmon.counter-bits",
@@ -547,7 +558,12 @@ fn perfmon(file: &PerfmonFile) -> Result<PerfmonModel, ModelError> {
             [40, 48],
             "40 or 48",
         )?,
-        fixed_counters: limited("perfmon.fixed-counters", file.fixed_counters, 3..=3, "3")?,
+        fixed_counters: limited(
+            "perfmon.fixed-counters",
+            file.fixed_counters,
+            3..=FIXED_COUNTERS_MAX,
+            "3 or 4",
+        )?,
         full_width_writes: file.full_width_writes,
         cycle_event: file.cycle_event,
         missing_events: limited(
@@ -577,7 +593,8 @@ fn events(rows: &[EventFile]) -> Result<Vec<EventRow>, ModelError> {
     let mut events = Vec::<EventRow>::new();
     for row in rows {
         let kinds = EventKinds::of(&row.counts);
-        let event = PmuEvent::new(kinds, row.reference_clock, row.precise, row.data);
+        let mut event = PmuEvent::new(kinds, row.reference_clock, row.precise, row.data);
+        event.slots = row.slots;
         let added = EventRow {
             name: row.name.clone(),
             select: row.select,

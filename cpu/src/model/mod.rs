@@ -13,7 +13,6 @@ mod tests;
 use core::fmt;
 use std::sync::OnceLock;
 
-pub(crate) use definition::counter_bits;
 pub use definition::{LbrModel, ModelDefinition, OffcoreModel, PebsModel, PerfmonModel};
 pub use features::{FeatureSet, FeatureWord};
 pub use file::ModelError;
@@ -56,6 +55,8 @@ pub enum CpuModel {
     CascadeLake,
     /// Core 2 as in the Xeon 5400, family 6 model 17H.
     Core2,
+    /// Third-generation Xeon Scalable, family 6 model 6AH.
+    IcelakeServer,
 }
 
 /// A model, its name on the command line, and its file.
@@ -66,6 +67,11 @@ const MODELS: &[ModelRow] = {
     const SKYLAKE_SERVER: &str = include_str!("../../models/skylake-server.toml");
     &[
         (CpuModel::SkylakeServer, "skylake-server", SKYLAKE_SERVER),
+        (
+            CpuModel::IcelakeServer,
+            "icelake-server",
+            include_str!("../../models/icelake-server.toml"),
+        ),
         (
             CpuModel::CascadeLake,
             "cascadelake",

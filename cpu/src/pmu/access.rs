@@ -1,17 +1,15 @@
 //! MSRs of the unit and RDPMC, as of the last [`Pmu::sync`].
 
 use hindsight_regs::msr as regs;
-use hindsight_regs::pmu::{EventSelect, FIXED_COUNTERS, FixedControl, global};
+use hindsight_regs::pmu::{EventSelect, FixedControl, global};
 use hindsight_regs::vector::GpFault;
 
 use super::counter::{ALL, GP, Pmu, bit};
 
-/// The writable bits of IA32_PERFEVTSELx; writes to pin control are dropped.
-pub(crate) const SELECT: u64 = 0xffff_ffff & !EventSelect::PIN;
-/// The writable bits of IA32_FIXED_CTR_CTRL.
-pub(crate) const FIXED_CONTROL: u64 = 0xfff;
-/// The bits of IA32_FIXED_CTR_CTRL that count for all threads, from perfmon version 3 on.
-pub(crate) const ANY_THREAD_CONTROL: u64 = 0x444;
+/// The bits of IA32_PERFEVTSELx that facility `rtm` brings.
+pub(crate) const IN_TRANSACTIONS: u64 = EventSelect::IN_TX | EventSelect::IN_TXCP;
+/// The bits of IA32_FIXED_CTR_CTRL that can be written in any model.
+pub(crate) const ANY_FIXED_CONTROL: u64 = 0xffff;
 /// The writable bits of IA32_PEBS_ENABLE in the default model.
 pub(crate) const PEBS_ENABLE: u64 = 0xf_0000_000f;
 /// IA32_PEBS_ENABLE.PS_EN: counter 3 samples stores with their addresses.
@@ -149,7 +147,7 @@ impl Pmu {
     pub fn rdpmc(&self, index: u32) -> Result<u64, GpFault> {
         const FIXED: u32 = 0x4000_0000;
         let counter = match index.checked_sub(FIXED) {
-            Some(fixed) if fixed < FIXED_COUNTERS => GP + fixed as usize,
+            Some(fixed) if fixed < self.model.perfmon.fixed_counters => GP + fixed as usize,
             None if index < self.config.counters => index as usize,
             _ => return Err(GpFault),
         };

@@ -2,13 +2,13 @@
 
 use hindsight_regs::branch::DebugCtl;
 use hindsight_regs::pmu::{
-    EventSelect, FIXED_COUNTERS, FixedControl, GP_COUNTERS, GP_COUNTERS_MAX, global,
+    EventSelect, FIXED_COUNTERS_MAX, FixedControl, GP_COUNTERS, GP_COUNTERS_MAX, global,
 };
 
 use super::access;
 use super::events::{EventKinds, EventTotals, Rings};
 use super::selection::{PRECISE_STORE, PebsTiming, PmuEvent, SampledAccess};
-use crate::model::{CpuModel, ModelDefinition, counter_bits};
+use crate::model::{CpuModel, ModelDefinition};
 use crate::transaction::TransactionEvent;
 
 /// Number of general-purpose counters that a unit can have.
@@ -16,7 +16,7 @@ pub(super) const GP: usize = GP_COUNTERS_MAX as usize;
 /// Number of counters that can take PEBS records in any model: the first general-purpose ones.
 pub(super) const PEBS: usize = GP_COUNTERS as usize;
 /// Number of all counters: the general-purpose ones, then the fixed ones.
-pub(super) const ALL: usize = GP + FIXED_COUNTERS as usize;
+pub(super) const ALL: usize = GP + FIXED_COUNTERS_MAX as usize;
 
 /// The bit of a counter in the global registers.
 pub(super) const fn bit(counter: usize) -> u64 {
@@ -44,8 +44,9 @@ pub struct PmuConfig {
 
 impl PmuConfig {
     /// The bits of the existing counters in the global registers.
-    pub(super) const fn all_counters(&self) -> u64 {
-        counter_bits(self.counters)
+    pub(super) fn all_counters(&self) -> u64 {
+        let perfmon = self.model.definition().perfmon;
+        perfmon.counters_in_global(self.counters)
     }
 }
 
@@ -207,7 +208,7 @@ impl Pmu {
         if event.crystal {
             return self.crystal(new).wrapping_sub(self.crystal(old));
         }
-        new.wrapping_sub(old)
+        new.wrapping_sub(old).wrapping_mul(event.weight())
     }
 
     /// Ticks of the crystal in `ticks` of the TSC, modulo 2^64 (rule EVT-05).

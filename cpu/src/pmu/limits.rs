@@ -9,7 +9,7 @@ use super::pebs::PebsDue;
 use super::selection::PebsTiming;
 
 /// The ring bits of all counters in IA32_FIXED_CTR_CTRL.
-const FIXED_COUNTERS_ON: u64 = 0x333;
+const FIXED_COUNTERS_ON: u64 = 0x3333;
 
 bitflags! {
     /// What the totals of an engine must contain, beyond retired instructions.
@@ -275,7 +275,8 @@ impl PmuLimits {
             self.accesses.tighten(source, left);
         }
         if kinds.intersects(EventKinds::CYCLES) {
-            self.cycles.tighten(source, left);
+            self.cycles
+                .tighten(source, left.div_ceil(source.event.weight()));
         }
         if kinds.intersects(EventKinds::TSC_TICKS) {
             let ticks = if source.event.crystal {

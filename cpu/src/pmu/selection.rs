@@ -34,6 +34,8 @@ pub struct PmuEvent {
     pub kinds: EventKinds,
     /// The counter counts at the rate of the crystal, not of the TSC.
     pub crystal: bool,
+    /// The counter counts the slots of cycles, five for each.
+    pub slots: bool,
     /// When PEBS takes its record; `None` if the event is not precise.
     pub precise: Option<PebsTiming>,
     /// The access that its PEBS records describe.
@@ -46,6 +48,7 @@ impl PmuEvent {
         Self {
             kinds,
             crystal: false,
+            slots: false,
             precise: None,
             data: None,
         }
@@ -68,6 +71,7 @@ impl PmuEvent {
         Self {
             kinds,
             crystal,
+            slots: false,
             precise: precise.then_some(PebsTiming::Next),
             data,
         }
@@ -119,6 +123,8 @@ fn offcore_kinds(select: u64, model: &ModelDefinition) -> EventKinds {
     kinds
 }
 
+/// The slots of a cycle: the uops that the pipeline could issue in it.
+pub(super) const SLOTS: u64 = 5;
 /// The counter that has INST_RETIRED.PREC_DIST, C0H/01H.
 const PREC_DIST_COUNTER: usize = 1;
 /// MEM_TRANS_RETIRED.PRECISE_STORE of Sandy Bridge and Ivy Bridge.
@@ -186,12 +192,21 @@ impl PmuEvent {
         }
     }
 
-    /// What fixed counter `index`, 0 to 2, counts: instructions, core cycles, ticks of the TSC.
+    /// What fixed counter `index`, 0 to 3, counts: instructions, core cycles, ticks of the TSC, slots.
     pub const fn fixed(index: usize) -> Self {
-        Self::plain(match index {
+        let event = Self::plain(match index {
             0 => EventKinds::INSTRUCTIONS,
-            1 => EventKinds::CYCLES,
+            1 | 3 => EventKinds::CYCLES,
             _ => EventKinds::TSC_TICKS,
-        })
+        });
+        Self {
+            slots: index == 3,
+            ..event
+        }
+    }
+
+    /// What one of the events adds to a counter.
+    pub(super) const fn weight(&self) -> u64 {
+        if self.slots { SLOTS } else { 1 }
     }
 }

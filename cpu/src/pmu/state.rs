@@ -1,9 +1,9 @@
 //! Saved state of the unit.
 
-use hindsight_regs::pmu::{EventSelect, global};
+use hindsight_regs::pmu::global;
 use thiserror::Error;
 
-use super::access::{ANY_OFFCORE, FIXED_CONTROL, FRONTEND, LATENCY, SELECT};
+use super::access::{ANY_OFFCORE, FRONTEND, IN_TRANSACTIONS, LATENCY};
 use super::counter::{ALL, GP, Pmu};
 use super::events::EventTotals;
 
@@ -88,16 +88,24 @@ impl Pmu {
                 Err(PmuStateError::Value { register, value })
             }
         };
+        let perfmon = self.model.perfmon;
         for value in state.counters {
             check("counter", value, self.counter_mask)?;
         }
         for value in state.selects {
-            let transactions = EventSelect::IN_TX | EventSelect::IN_TXCP;
-            check("event selection", value, SELECT | transactions)?;
+            check(
+                "event selection",
+                value,
+                perfmon.select_bits() | IN_TRANSACTIONS,
+            )?;
         }
         let counters = self.config.all_counters();
         let waiting = state.pebs_enable & pebs & 0b1111;
-        check("fixed counter control", state.fixed_control, FIXED_CONTROL)?;
+        check(
+            "fixed counter control",
+            state.fixed_control,
+            perfmon.fixed_control_bits(),
+        )?;
         check("global control", state.global_control, counters)?;
         check("global status", state.status, global::SETTABLE | counters)?;
         check("PEBS enable", state.pebs_enable, pebs)?;

@@ -87,7 +87,7 @@ const PAYLOADS: &[(FacilityGroup, &[&str])] = &[
 ///
 /// `demo` and `workload` assert nothing, and `hello` asserts nothing about a facility. `arming`
 /// repeats what other payloads assert. `choices` and `debugger` run with options of their own, and
-/// `generations` with processor models that only the interpreter has.
+/// `generations` and `icelake` with processor models that only the interpreter has.
 #[cfg(test)]
 const UNGROUPED: &[&str] = &[
     "arming",
@@ -96,6 +96,7 @@ const UNGROUPED: &[&str] = &[
     "demo",
     "generations",
     "hello",
+    "icelake",
     "workload",
 ];
 

@@ -41,6 +41,7 @@ fn writes(msrs: &mut Msrs, index: u32, value: u64) -> bool {
 
 /// Model, IA32_PERF_CAPABILITIES, CPUID.0AH:EAX and entries of the LBR stack.
 const ROWS: &[(CpuModel, u64, u32, u32)] = &[
+    (CpuModel::IcelakeServer, 0x3005, 0x0830_0805, 32),
     (CpuModel::SkylakeServer, 0x33c5, 0x0730_0404, 32),
     (CpuModel::CascadeLake, 0x33c5, 0x0730_0404, 32),
     (CpuModel::Skylake, 0x33c5, 0x0730_0404, 32),
@@ -72,7 +73,11 @@ fn registers_of_later_generations_fault() {
         let mut msrs = msrs(model);
         let last = entries - 1;
         let (LbrModel { from, to, .. }, core2) = (model.definition().lbr, model == CpuModel::Core2);
-        let server = matches!(model, CpuModel::SkylakeServer | CpuModel::CascadeLake);
+        let pebs = facilities(model).contains(Facilities::PEBS);
+        let server = matches!(
+            model,
+            CpuModel::SkylakeServer | CpuModel::CascadeLake | CpuModel::IcelakeServer
+        );
         let first = core2 || matches!(model, CpuModel::Nehalem | CpuModel::Westmere);
         let rows = [
             (from + last, true),
@@ -83,15 +88,16 @@ fn registers_of_later_generations_fault() {
             (regs::IA32_PMC0 + 1, true),
             (regs::IA32_PMC0 + 2, !core2),
             (regs::IA32_PERFEVTSEL0 + 3, !core2),
-            (regs::MSR_PEBS_LD_LAT_THRESHOLD, !core2),
+            (regs::MSR_PEBS_LD_LAT_THRESHOLD, pebs && !core2),
             (regs::MSR_PLATFORM_INFO, !core2),
             (regs::MSR_LASTBRANCH_0_FROM_IP, !core2),
             (regs::MSR_LASTBRANCH_0_FROM_IP + 31, entries == 32),
             (regs::MSR_LASTBRANCH_0_TO_IP + 16, entries == 32),
             (regs::MSR_LBR_INFO_0, entries == 32),
-            (regs::IA32_PERF_GLOBAL_STATUS_SET, leaf_0a & 0xff == 4),
-            (regs::IA32_PERF_GLOBAL_INUSE, leaf_0a & 0xff == 4),
-            (regs::MSR_PEBS_FRONTEND, entries == 32),
+            (regs::IA32_FIXED_CTR0 + 3, model == CpuModel::IcelakeServer),
+            (regs::IA32_PERF_GLOBAL_STATUS_SET, leaf_0a & 0xff >= 4),
+            (regs::IA32_PERF_GLOBAL_INUSE, leaf_0a & 0xff >= 4),
+            (regs::MSR_PEBS_FRONTEND, pebs && entries == 32),
             (
                 regs::IA32_A_PMC0,
                 model.definition().perfmon.full_width_writes,
@@ -125,7 +131,7 @@ fn registers_of_later_generations_fault() {
         let memory = writes(&mut msrs, regs::MSR_OFFCORE_RSP_0, 0xf001);
         assert_eq!(memory, first && !core2, "{model}");
         let frozen = writes(&mut msrs, regs::IA32_PERF_GLOBAL_STATUS_RESET, 1 << 58);
-        assert_eq!(frozen, leaf_0a & 0xff == 4, "{model}");
+        assert_eq!(frozen, leaf_0a & 0xff >= 4, "{model}");
     }
 }
 
@@ -263,7 +269,7 @@ fn pmi_before_version_4_clears_enable_bits_and_lbr() {
         let status = read(&msrs, regs::IA32_PERF_GLOBAL_STATUS).unwrap();
         let lbr = read(&msrs, regs::IA32_DEBUGCTL).unwrap() & DebugCtl::LBR.bits();
         let expected = match leaf_0a & 0xff {
-            4 => (1 << 32, 1 << 32 | 0b11 << 58, 1),
+            4.. => (1 << 32, 1 << 32 | 0b11 << 58, 1),
             _ => (0, 1 << 32, 0),
         };
         assert_eq!((control, status, lbr), expected, "{model}");
@@ -418,4 +424,82 @@ fn second_mask_of_retired_instructions_needs_counter_1_from_sandy_bridge_on() {
         assert_eq!(instructions(model, 0), 10);
         assert_eq!(instructions(model, 1), 0);
     }
+}
+
+#[test]
+fn ice_lake_has_perfmon_version_5() {
+    let leaf = cpuid(CpuModel::IcelakeServer).query(0xa, 0, 0, 0, 0);
+    assert_eq!(leaf, [0x0830_0805, 0, 0xf, 0x8604]);
+    assert_eq!(
+        cpuid(CpuModel::CascadeLake).query(0xa, 0, 0, 0, 0),
+        [0x0730_0404, 0, 0, 0x603]
+    );
+    let mut msrs = msrs(CpuModel::IcelakeServer);
+    for (index, value, accepted) in [
+        (regs::IA32_PERF_GLOBAL_CTRL, 0xf_0000_00ff, true),
+        (regs::IA32_PERF_GLOBAL_CTRL, 1 << 36, false),
+        (regs::IA32_PERF_GLOBAL_STATUS_SET, 1 << 35, true),
+        (regs::IA32_PERF_GLOBAL_STATUS_RESET, 1 << 35, true),
+        (regs::IA32_PERF_GLOBAL_STATUS_RESET, 1 << 36, false),
+        (regs::IA32_PERFEVTSEL0 + 7, 0xffd7_ffff, true),
+        (regs::IA32_PERFEVTSEL0, EventSelect::ANY_THREAD, false),
+        (regs::IA32_FIXED_CTR_CTRL, 0xbbbb, true),
+        (regs::IA32_FIXED_CTR_CTRL, 0x4000, false),
+        (regs::IA32_FIXED_CTR_CTRL, 1 << 16, false),
+        (regs::IA32_A_PMC0 + 7, (1 << 48) - 1, true),
+        (regs::MSR_OFFCORE_RSP_1, 0x3f_ffff_bfff, true),
+        (regs::MSR_OFFCORE_RSP_1, 1 << 14, false),
+    ] {
+        let done = writes(&mut msrs, index, value);
+        assert_eq!(done, accepted, "{index:#x} {value:#x}");
+    }
+    let saved = msrs.save();
+    let mut other = self::msrs(CpuModel::IcelakeServer);
+    other.restore(&saved).unwrap();
+    assert_eq!(other.save(), saved);
+    assert!(self::msrs(CpuModel::CascadeLake).restore(&saved).is_err());
+}
+
+#[test]
+fn slots_are_five_for_each_cycle() {
+    let mut msrs = msrs(CpuModel::IcelakeServer);
+    let bits = EventSelect::OS | EventSelect::ENABLE;
+    for (index, value) in [
+        (regs::IA32_FIXED_CTR_CTRL, 0x1000),
+        (
+            regs::IA32_PERFEVTSEL0 + 7,
+            EventSelect::new(0xa4, 1, bits).0,
+        ),
+        (regs::IA32_PERF_GLOBAL_CTRL, 1 << 35 | 1 << 7),
+    ] {
+        assert!(writes(&mut msrs, index, value), "{index:#x}");
+    }
+    let mut totals = EventTotals::default();
+    totals.add(EventKind::Cycle, Ring::Os, 7);
+    totals.add(EventKind::Cycle, Ring::User, 100);
+    let _ = msrs.sync_counters(&totals);
+    assert_eq!(read(&msrs, regs::IA32_FIXED_CTR0 + 3), Some(35));
+    assert_eq!(read(&msrs, regs::IA32_A_PMC0 + 7), Some(35));
+    assert_eq!(msrs.rdpmc(0x4000_0003), Ok(35));
+    assert!(msrs.rdpmc(0x4000_0004).is_err());
+}
+
+#[test]
+fn overflow_of_slots_is_found_in_the_cycle_that_passes_it() {
+    let mut msrs = msrs(CpuModel::IcelakeServer);
+    for (index, value) in [
+        (regs::IA32_FIXED_CTR0 + 3, (1 << 48) - 12),
+        (regs::IA32_FIXED_CTR_CTRL, 0x9000),
+        (regs::IA32_PERF_GLOBAL_CTRL, 1 << 35),
+    ] {
+        assert!(writes(&mut msrs, index, value), "{index:#x}");
+    }
+    assert_eq!(msrs.pmu().limits().cycles.left(Ring::Os), 3);
+    let mut totals = EventTotals::default();
+    totals.add(EventKind::Cycle, Ring::Os, 2);
+    assert!(!msrs.sync_counters(&totals));
+    totals.add(EventKind::Cycle, Ring::Os, 1);
+    assert!(msrs.sync_counters(&totals));
+    assert_eq!(read(&msrs, regs::IA32_FIXED_CTR0 + 3), Some(3));
+    assert_eq!(read(&msrs, regs::IA32_PERF_GLOBAL_STATUS), Some(1 << 35));
 }

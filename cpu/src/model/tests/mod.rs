@@ -47,7 +47,7 @@ fn model_file_with_a_mistake_is_refused_in_one_line() {
         (
             "version = 4",
             "version = 6",
-            "perfmon.version = 6 is not 2 to 4",
+            "perfmon.version = 6 is not 2 to 5",
         ),
         (
             "depth = 32",

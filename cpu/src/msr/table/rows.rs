@@ -291,11 +291,13 @@ const UPPER: u32 = hindsight_regs::pmu::GP_COUNTERS_MAX - GP_COUNTERS;
 /// The writable bits of the global PMU registers for eight counters.
 const UPPER_COUNTERS: &[(Facilities, u64)] = &[(Facilities::PMU8, global::UPPER_COUNTERS)];
 
+/// The bits of the global PMU registers that Ice Lake brought.
+const ICELAKE: u64 = global::FIXED_3;
+
 /// The transaction bits of an event selection (rule PMU-13).
 const IN_TX: &[(Facilities, u64)] = &[(Facilities::RTM, EventSelect::IN_TX)];
 /// IN_TXCP exists in counter 2 only.
-const IN_TX_OR_COMMITTED: &[(Facilities, u64)] =
-    &[(Facilities::RTM, EventSelect::IN_TX | EventSelect::IN_TXCP)];
+const IN_TX_OR_COMMITTED: &[(Facilities, u64)] = &[(Facilities::RTM, pmu::IN_TRANSACTIONS)];
 
 const LBR_ENTRIES: u32 = 32;
 const _: () = assert!(LBR_ENTRIES as usize == LBR_DEPTH);
@@ -306,7 +308,7 @@ const LOW_HALF: u64 = 0xffff_ffff;
 const fn event_select(offset: u32, name: &'static str) -> MsrSpec {
     MsrSpec::new(regs::IA32_PERFEVTSEL0 + offset, name, Owner::Pmu)
         .needs(Facilities::PMU)
-        .writable_with(pmu::SELECT, IN_TX)
+        .writable_with(EventSelect::WRITABLE, IN_TX)
         .read_only(EventSelect::PIN)
 }
 
@@ -379,7 +381,7 @@ pub const TABLE: &[MsrSpec] = {
         M::new(regs::IA32_MCG_CAP, "IA32_MCG_CAP", Constant).faults_on_write(),
         M::new(regs::IA32_MCG_STATUS, "IA32_MCG_STATUS", Stored).writable(MCG_STATUS),
         event_select(0, "IA32_PERFEVTSEL0-1").run(2),
-        event_select(2, "IA32_PERFEVTSEL2").writable_with(pmu::SELECT, IN_TX_OR_COMMITTED),
+        event_select(2, "IA32_PERFEVTSEL2").writable_with(EventSelect::WRITABLE, IN_TX_OR_COMMITTED),
         event_select(3, "IA32_PERFEVTSEL3"),
         event_select(4, "IA32_PERFEVTSEL4-7").run(UPPER).needs(EIGHT),
         M::new(regs::IA32_PERF_STATUS, "IA32_PERF_STATUS", Constant)
@@ -431,16 +433,19 @@ pub const TABLE: &[MsrSpec] = {
             .set_by_firmware(|_| MTRR_DEF_TYPE_ENABLED).writable(MTRR_DEF_TYPE).valid(is_type),
         pmu_register(regs::IA32_FIXED_CTR0, "IA32_FIXED_CTR")
             .run(FIXED_COUNTERS).writable(COUNTER_MASK),
+        pmu_register(regs::IA32_FIXED_CTR0 + FIXED_COUNTERS, "IA32_FIXED_CTR3")
+            .writable(COUNTER_MASK),
         M::new(regs::IA32_PERF_CAPABILITIES, "IA32_PERF_CAPABILITIES", Constant)
             .needs_any(Facilities::PERF_CAPABILITIES).reset_by(perf_capabilities).faults_on_write(),
-        pmu_register(regs::IA32_FIXED_CTR_CTRL, "IA32_FIXED_CTR_CTRL").writable(pmu::FIXED_CONTROL),
+        pmu_register(regs::IA32_FIXED_CTR_CTRL, "IA32_FIXED_CTR_CTRL")
+            .writable(pmu::ANY_FIXED_CONTROL),
         pmu_register(regs::IA32_PERF_GLOBAL_STATUS, "IA32_PERF_GLOBAL_STATUS").faults_on_write(),
         pmu_register(regs::IA32_PERF_GLOBAL_CTRL, "IA32_PERF_GLOBAL_CTRL")
-            .writable_with(global::COUNTERS, UPPER_COUNTERS),
+            .writable_with(global::COUNTERS | ICELAKE, UPPER_COUNTERS),
         pmu_register(regs::IA32_PERF_GLOBAL_STATUS_RESET, "IA32_PERF_GLOBAL_STATUS_RESET")
-            .writable_with(global::RESETTABLE, UPPER_COUNTERS),
+            .writable_with(global::RESETTABLE | ICELAKE, UPPER_COUNTERS),
         pmu_register(regs::IA32_PERF_GLOBAL_STATUS_SET, "IA32_PERF_GLOBAL_STATUS_SET")
-            .writable_with(global::SETTABLE, UPPER_COUNTERS),
+            .writable_with(global::SETTABLE | ICELAKE, UPPER_COUNTERS),
         pmu_register(regs::IA32_PERF_GLOBAL_INUSE, "IA32_PERF_GLOBAL_INUSE").faults_on_write(),
         M::new(regs::IA32_PEBS_ENABLE, "IA32_PEBS_ENABLE", Pmu)
             .needs(Facilities::PEBS).writable(pmu::PEBS_ENABLE | pmu::PRECISE_STORE),
