@@ -77,6 +77,12 @@ impl Core {
     }
 
     fn store_sample(&mut self, due: &pebs::PebsDue, eventing_rip: u64, transaction: u64) {
+        let lbr = if due.records.has_lbr() {
+            self.report_branches();
+            self.platform().pebs_lbr()
+        } else {
+            PebsSample::default().lbr
+        };
         let sample = PebsSample {
             rflags: self.regs.rflags().bits(),
             rip: self.regs.rip,
@@ -85,10 +91,25 @@ impl Core {
             eventing_rip,
             tsc: self.platform().tsc(),
             transaction,
+            xmm: self.pebs_xmm(due),
+            lbr,
         };
         let stored = pebs::store(self, due, &sample);
         self.platform().pebs_stored(&stored);
         self.update_observe();
+    }
+
+    /// Returns the XMM registers for a PEBS record, if it has them.
+    fn pebs_xmm(&self, due: &pebs::PebsDue) -> [[u64; 2]; 16] {
+        let mut xmm = [[0; 2]; 16];
+        if due.records.has_xmm() {
+            let count = if self.mode.is_64bit() { 16 } else { 8 };
+            for (found, zmm) in xmm.iter_mut().zip(&self.vec.zmm).take(count) {
+                let (words, _) = zmm.as_chunks::<8>();
+                *found = [u64::from_le_bytes(words[0]), u64::from_le_bytes(words[1])];
+            }
+        }
+        xmm
     }
 
     /// Begins to collect the memory accesses of an instruction, if a model uses them.

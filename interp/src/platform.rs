@@ -1,7 +1,7 @@
 //! The platform of a processor: traits that the interpreter's user implements.
 
 pub use hindsight_cpu::branch::{Branch, BranchClass, Observe};
-use hindsight_cpu::pmu::pebs::PebsOutcome;
+use hindsight_cpu::pmu::pebs::{PebsLbr, PebsOutcome};
 pub use hindsight_cpu::pmu::{EngineCounting as Counting, Ring};
 pub use hindsight_cpu::transaction::{AbortCause, TransactionEvent};
 pub use hindsight_cpu::uarch::{InstructionAccesses as Accesses, MemoryAccess};
@@ -262,6 +262,8 @@ pub trait Observer {
     fn accesses_of_block(&mut self, ring: Ring, loads: u64, stores: u64);
     /// Reports that a cache line was flushed, or all of them if `gpa` is `None`.
     fn caches_flushed(&mut self, gpa: Option<u64>);
+    /// Returns the LBR stack for a PEBS record, of which all branches have been reported.
+    fn pebs_lbr(&mut self) -> PebsLbr;
     /// Reports that the PEBS record of [`Counting::record`] was or was not stored.
     fn pebs_stored(&mut self, stored: &PebsOutcome);
     /// Requests a PMI, because the BTS buffer is at its threshold.

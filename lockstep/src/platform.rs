@@ -1,6 +1,6 @@
 //! The platform of the interpreter's guests: one port, which ends a run.
 
-use hindsight_cpu::pmu::pebs::PebsOutcome;
+use hindsight_cpu::pmu::pebs::{PebsLbr, PebsOutcome};
 use hindsight_interp::{
     Accesses, Branch, Bus, Counting, GpFault, InterruptSource, MemoryAccess, MsrHandler, Observe,
     Observer, Pending, RetiredCounts, Ring, SystemEvent, TransactionEvent, supported_cpuid,
@@ -94,6 +94,9 @@ impl Observer for ExitPortPlatform {
 
     fn accesses_of_block(&mut self, _: Ring, _: u64, _: u64) {}
     fn caches_flushed(&mut self, _: Option<u64>) {}
+    fn pebs_lbr(&mut self) -> PebsLbr {
+        PebsLbr::default()
+    }
     fn pebs_stored(&mut self, _: &PebsOutcome) {}
     fn request_pmi(&mut self) {}
     fn allows_transactions(&self) -> bool {

@@ -79,6 +79,11 @@ class Model(NamedTuple):
 
 MODELS = {
     "skylake-server": Model(("PEBS fmt3+", "Skylake events", "full-width counters"), 32),
+    "icelake-server": Model(
+        ("PEBS fmt4+-baseline", "Icelake events", "AnyThread deprecated", "full-width counters"),
+        32,
+        ("masked",),
+    ),
     "cascadelake": Model(("PEBS fmt3+", "Skylake events", "full-width counters"), 32),
     "skylake": Model(("PEBS fmt3+", "Skylake events", "full-width counters"), 32),
     "broadwell": Model(("PEBS fmt2+", "Broadwell events", "full-width counters"), 16),
@@ -328,6 +333,7 @@ def judge_model(output: str, program: Program, checks: Checks, name: str) -> Non
     expected = {
         "known": [len(program.steps), len(program.branches)],
         "conditional": [len(program.conditional)],
+        "masked": [len(program.conditional)],
         "taken": [len(taken)],
     }
     for section in ("known", *model.counted):

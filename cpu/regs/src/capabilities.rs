@@ -81,6 +81,8 @@ pub mod perf {
     pub const FREEZE_WHILE_SMM: u64 = 1 << 12;
     /// Counters can be written in full width through IA32_A_PMCx.
     pub const FULL_WIDTH_WRITE: u64 = 1 << 13;
+    /// PEBS baseline: adaptive records, of all events in all counters.
+    pub const PEBS_BASELINE: u64 = 1 << 14;
 }
 
 #[cfg(test)]

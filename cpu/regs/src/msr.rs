@@ -118,6 +118,8 @@ pub const IA32_PERF_GLOBAL_STATUS_SET: u32 = 0x391;
 pub const IA32_PERF_GLOBAL_INUSE: u32 = 0x392;
 /// Counters that take PEBS records.
 pub const IA32_PEBS_ENABLE: u32 = 0x3f1;
+/// Groups of an adaptive PEBS record: [`crate::pmu::pebs::DataConfig`].
+pub const MSR_PEBS_DATA_CFG: u32 = 0x3f2;
 /// Latency in core cycles above which a load counts as late.
 pub const MSR_PEBS_LD_LAT_THRESHOLD: u32 = 0x3f6;
 /// Front-end event selection.

@@ -41,6 +41,8 @@ impl EventSelect {
     pub const IN_TX: u64 = 1 << 32;
     /// Exclude aborted transactions from the count; counter 2 only.
     pub const IN_TXCP: u64 = 1 << 33;
+    /// PEBS records have the groups of MSR_PEBS_DATA_CFG.
+    pub const ADAPTIVE_RECORD: u64 = 1 << 34;
 
     /// A selection of `event` with `umask` and the flags `bits`.
     pub const fn new(event: u8, umask: u8, bits: u64) -> Self {
@@ -97,6 +99,13 @@ impl FixedControl {
     pub const fn has(self, bits: u64) -> bool {
         self.0 & bits == bits
     }
+
+    /// The bit of IA32_FIXED_CTR_CTRL that gives the PEBS records of fixed counter `index`, 0 to 3, the
+    /// groups of MSR_PEBS_DATA_CFG.
+    pub const fn adaptive_record(index: usize) -> u64 {
+        debug_assert!(index < FIXED_COUNTERS_MAX as usize, "no such fixed counter");
+        1 << (32 + 4 * index)
+    }
 }
 
 /// Bits of IA32_PERF_GLOBAL_CTRL, _STATUS, _STATUS_RESET and _STATUS_SET.
@@ -143,7 +152,9 @@ pub mod pebs {
     pub const THRESHOLD: u64 = 0x38;
     /// Offset of the reset value of counter 0; counter `n` has `RESET + 8 * n`.
     pub const RESET: u64 = 0x40;
-    /// Bytes of a record.
+    /// Offset of the reset value of fixed counter 0, where these take records.
+    pub const RESET_FIXED: u64 = RESET + 8 * super::GP_COUNTERS_MAX as u64;
+    /// Bytes of a record of format 3.
     pub const RECORD: usize = 200;
     /// Bit of IA32_PEBS_ENABLE that enables load latency for counter 0.
     pub const LOAD_LATENCY: u32 = 32;
@@ -170,6 +181,71 @@ pub mod pebs {
         pub const TX: usize = 0xb8;
         /// The time-stamp counter.
         pub const TSC: usize = 0xc0;
+    }
+
+    /// MSR_PEBS_DATA_CFG: the groups of a record of format 4, besides the basic group.
+    /// SDM Vol. 3B, "Adaptive PEBS".
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+    #[cfg_attr(feature = "serde", serde(transparent))]
+    pub struct DataConfig(pub u64);
+
+    impl DataConfig {
+        /// The memory group.
+        pub const MEMORY: u64 = 1 << 0;
+        /// The group of the general registers.
+        pub const GPRS: u64 = 1 << 1;
+        /// The group of XMM0 to XMM15.
+        pub const XMMS: u64 = 1 << 2;
+        /// The group of LBR entries.
+        pub const LBRS: u64 = 1 << 3;
+        /// The first bit of the number of LBR entries less one, bits 31:24.
+        pub const LBR_ENTRIES_SHIFT: u32 = 24;
+        /// The bits that can be written.
+        pub const WRITABLE: u64 = 0xff00_000f;
+
+        /// Whether a record has this group.
+        pub const fn has(self, group: u64) -> bool {
+            self.0 & group != 0
+        }
+
+        /// The number of LBR entries in a record, 0 to 256.
+        pub const fn lbr_entries(self) -> usize {
+            if self.has(Self::LBRS) {
+                self.0.to_le_bytes()[3] as usize + 1
+            } else {
+                0
+            }
+        }
+
+        /// Bytes of a record.
+        pub const fn record_bytes(self) -> usize {
+            let mut bytes = groups::BASIC;
+            if self.has(Self::MEMORY) {
+                bytes += groups::MEMORY;
+            }
+            if self.has(Self::GPRS) {
+                bytes += groups::GPRS;
+            }
+            if self.has(Self::XMMS) {
+                bytes += groups::XMMS;
+            }
+            bytes + self.lbr_entries() * groups::LBR_ENTRY
+        }
+    }
+
+    /// Bytes of the groups of a record of format 4, which follow each other in this order.
+    pub mod groups {
+        /// Record format and size, eventing RIP, applicable counters, TSC.
+        pub const BASIC: usize = 32;
+        /// Address, data source, latency, abort information.
+        pub const MEMORY: usize = 32;
+        /// RFLAGS, RIP, RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8 to R15.
+        pub const GPRS: usize = 144;
+        /// XMM0 to XMM15.
+        pub const XMMS: usize = 256;
+        /// FROM, TO and INFO; the newest entry is the first.
+        pub const LBR_ENTRY: usize = 24;
     }
 }
 
@@ -206,6 +282,31 @@ mod tests {
         assert_eq!(global::SETTABLE, 0x7c00_0007_0000_000f);
         assert_eq!(global::CTR_FRZ, 0x0800_0000_0000_0000);
         assert_eq!(global::LBR_FRZ, 0x0400_0000_0000_0000);
+    }
+
+    #[test]
+    fn adaptive_record_has_the_bytes_of_its_groups() {
+        use pebs::DataConfig;
+        let rows = [
+            (0, 0x20),
+            (1, 0x40),
+            (2, 0xb0),
+            (4, 0x120),
+            (8, 0x38),
+            (0x1f00_0008, 0x320),
+            (0x1f00_0007, 0x1d0),
+            (0x1f00_000f, 0x4d0),
+            (0xff00_000f, 0x19d0),
+        ];
+        for (value, bytes) in rows {
+            assert_eq!(DataConfig(value).record_bytes(), bytes, "{value:#x}");
+        }
+        assert_eq!(pebs::RESET_FIXED, 0x80);
+        assert_eq!(EventSelect::ADAPTIVE_RECORD, 0x4_0000_0000);
+        assert_eq!(
+            [0, 1, 2, 3].map(FixedControl::adaptive_record),
+            [1 << 32, 1 << 36, 1 << 40, 1 << 44]
+        );
     }
 
     #[test]

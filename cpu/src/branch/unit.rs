@@ -177,6 +177,17 @@ impl BranchUnit {
         }
     }
 
+    /// FROM, TO and INFO of the entries of the LBR stack, the newest one first; 0 in those that do not
+    /// exist.
+    pub(crate) fn newest_first(&self) -> [[u64; 3]; LBR_DEPTH] {
+        let mut found = [[0; 3]; LBR_DEPTH];
+        for (age, found) in found.iter_mut().enumerate().take(self.lbr.depth) {
+            let entry = self.lbr.entries[self.lbr.wrap(self.lbr.tos + LBR_DEPTH - age)];
+            *found = [entry.from, entry.to, entry.info];
+        }
+        found
+    }
+
     /// Whether the LBR stack records (rule LBR-03).
     pub const fn records(&self) -> bool {
         self.debugctl.contains(DebugCtl::LBR) && !self.frozen

@@ -1,7 +1,9 @@
 //! What a processor model is.
 
 use hindsight_regs::capabilities::perf;
-use hindsight_regs::pmu::{EventSelect, FixedControl, GP_COUNTERS, GP_COUNTERS_MAX, global};
+use hindsight_regs::pmu::{
+    EventSelect, FIXED_COUNTERS_MAX, FixedControl, GP_COUNTERS, GP_COUNTERS_MAX, global,
+};
 
 use super::features::FeatureSet;
 use crate::facility::Facilities;
@@ -31,7 +33,7 @@ pub struct LbrModel {
 pub struct PebsModel {
     /// IA32_PERF_CAPABILITIES bits 11:8.
     pub format: u8,
-    /// Number of counters that can take records: the first ones.
+    /// Number of general-purpose counters that can take records: the first ones.
     pub counters: u32,
     /// Counter 3 can sample stores: IA32_PEBS_ENABLE.PS_EN.
     pub precise_store: bool,
@@ -80,8 +82,8 @@ impl PerfmonModel {
         matches!(self.version, 3 | 4)
     }
 
-    /// The writable bits of IA32_PERFEVTSELx, besides those of transactions.
-    pub(crate) const fn select_bits(&self) -> u64 {
+    /// The writable bits of IA32_PERFEVTSELx, besides those of transactions and PEBS.
+    const fn select_bits(&self) -> u64 {
         if self.has_any_thread() {
             EventSelect::WRITABLE
         } else {
@@ -89,8 +91,8 @@ impl PerfmonModel {
         }
     }
 
-    /// The writable bits of IA32_FIXED_CTR_CTRL.
-    pub(crate) const fn fixed_control_bits(&self) -> u64 {
+    /// The writable bits of IA32_FIXED_CTR_CTRL, besides those of PEBS.
+    const fn fixed_control_bits(&self) -> u64 {
         let bits = (1 << (4 * self.fixed_counters)) - 1;
         if self.has_any_thread() {
             bits
@@ -101,10 +103,28 @@ impl PerfmonModel {
 }
 
 impl PebsModel {
-    /// The bits of IA32_PEBS_ENABLE: records of each counter, and from format 1 on of late loads.
+    /// Whether records are adaptive, and all events in all counters can take them: from format 4 on.
+    pub(crate) const fn is_extended(&self) -> bool {
+        self.format >= 4
+    }
+
+    /// The bits of IA32_PEBS_ENABLE of the counters that take records, as in the global registers.
+    pub(crate) const fn counter_bits(&self) -> u64 {
+        let general = (1 << self.counters) - 1;
+        if self.is_extended() {
+            general | ((1 << FIXED_COUNTERS_MAX) - 1) << global::FIXED
+        } else {
+            general
+        }
+    }
+
+    /// The bits of IA32_PEBS_ENABLE: records of each counter, and in formats 1 to 3 of late loads.
     pub(crate) const fn enable_bits(&self) -> u64 {
-        let counters = (1 << self.counters) - 1;
-        let late_loads = if self.format == 0 { 0 } else { counters << 32 };
+        let counters = self.counter_bits();
+        let late_loads = match self.format {
+            1..=3 => counters << 32,
+            _ => 0,
+        };
         let stores = (self.precise_store as u64) << 63;
         counters | late_loads | stores
     }
@@ -178,6 +198,26 @@ impl ModelDefinition {
         self.absent_msrs.binary_search(&index).is_ok()
     }
 
+    /// The writable bits of IA32_PERFEVTSELx, besides those of transactions.
+    pub(crate) const fn select_bits(&self) -> u64 {
+        let bits = self.perfmon.select_bits();
+        if self.pebs.is_extended() {
+            bits | EventSelect::ADAPTIVE_RECORD
+        } else {
+            bits
+        }
+    }
+
+    /// The writable bits of IA32_FIXED_CTR_CTRL.
+    pub(crate) fn fixed_control_bits(&self) -> u64 {
+        let bits = self.perfmon.fixed_control_bits();
+        if !self.pebs.is_extended() {
+            return bits;
+        }
+        let counters = 0..self.perfmon.fixed_counters as usize;
+        counters.fold(bits, |bits, n| bits | FixedControl::adaptive_record(n))
+    }
+
     /// Whether the model has INST_RETIRED.PREC_DIST, as all from Sandy Bridge on.
     pub(crate) fn has_prec_dist(&self) -> bool {
         self.pebs.precise_store || self.pebs.format > 1
@@ -208,6 +248,10 @@ impl ModelDefinition {
     /// SDM Vol. 3B, "IA32_PERF_CAPABILITIES MSR Enumeration".
     pub fn perf_capabilities(&self, facilities: Facilities) -> Option<u64> {
         let format = u64::from(self.pebs.format) << perf::PEBS_FORMAT_SHIFT;
+        let baseline = match self.pebs.is_extended() {
+            true => perf::PEBS_BASELINE,
+            false => 0,
+        };
         let mut counters = perf::FREEZE_WHILE_SMM;
         if self.perfmon.full_width_writes {
             counters |= perf::FULL_WIDTH_WRITE;
@@ -216,7 +260,7 @@ impl ModelDefinition {
             (Facilities::LBR, u64::from(self.lbr.format)),
             (
                 Facilities::PEBS,
-                perf::PEBS_TRAP | perf::PEBS_ARCH_REG | format,
+                perf::PEBS_TRAP | perf::PEBS_ARCH_REG | format | baseline,
             ),
             (Facilities::PMU, counters),
         ];

@@ -318,10 +318,10 @@ impl ModelDefinition {
                 self.writable.push((index, bits | counters));
             }
         }
-        let fixed = perfmon.fixed_control_bits();
+        let fixed = self.fixed_control_bits();
         self.writable.push((regs::IA32_FIXED_CTR_CTRL, fixed));
         let selects = regs::IA32_PERFEVTSEL0..regs::IA32_PERFEVTSEL0 + GP_COUNTERS_MAX;
-        let bits = perfmon.select_bits() | IN_TRANSACTIONS;
+        let bits = self.select_bits() | IN_TRANSACTIONS;
         self.writable.extend(selects.map(|index| (index, bits)));
         if perfmon.counter_bits < 48 {
             let fixed = regs::IA32_FIXED_CTR0..regs::IA32_FIXED_CTR0 + perfmon.fixed_counters;
@@ -335,6 +335,9 @@ impl ModelDefinition {
         if !pebs.precise_store {
             self.writable
                 .push((regs::IA32_PEBS_ENABLE, pebs.enable_bits()));
+        }
+        if !pebs.is_extended() {
+            self.add_absent(regs::MSR_PEBS_DATA_CFG, 0..1);
         }
         if pebs.format < 1 {
             self.add_absent(regs::MSR_PEBS_LD_LAT_THRESHOLD, 0..1);
@@ -367,6 +370,17 @@ impl ModelDefinition {
                     && self.max_leaf < 0x10,
                 "resource control needs leaf 0x10",
             ),
+        ];
+        let monitoring = self.monitoring_rules();
+        match rules.into_iter().chain(monitoring).find(|rule| rule.0) {
+            Some((_, message)) => Err(contradiction(message)),
+            None => Ok(()),
+        }
+    }
+
+    /// What is wrong with branch records and the performance monitor, and whether it is.
+    fn monitoring_rules(&self) -> Vec<(bool, &'static str)> {
+        vec![
             (
                 self.lbr.tsx_flags != (self.lbr.format >= 4),
                 "tsx-flags go with LBR formats 4 and 5",
@@ -388,6 +402,12 @@ impl ModelDefinition {
                 "PEBS format 0 and records of one counter go together",
             ),
             (
+                self.pebs.is_extended()
+                    != (self.pebs.counters == GP_COUNTERS_MAX
+                        && self.perfmon.fixed_counters == FIXED_COUNTERS_MAX),
+                "PEBS format 4 and records of twelve counters go together",
+            ),
+            (
                 self.perfmon.counters < GP_COUNTERS
                     && (self.pebs.precise_store || self.options.contains(Facilities::PMU8)),
                 "precise stores and pmu=8 need four counters",
@@ -406,13 +426,9 @@ impl ModelDefinition {
             ),
             (
                 self.pebs.format < 2 && self.options.contains(Facilities::RTM),
-                "rtm needs PEBS records of format 2 or 3",
+                "rtm needs PEBS records of format 2 to 4",
             ),
-        ];
-        match rules.into_iter().find(|rule| rule.0) {
-            Some((_, message)) => Err(contradiction(message)),
-            None => Ok(()),
-        }
+        ]
     }
 }
 
@@ -542,8 +558,17 @@ fn lbr(file: &LbrFile) -> Result<LbrModel, ModelError> {
 
 fn pebs(file: &PebsFile) -> Result<PebsModel, ModelError> {
     Ok(PebsModel {
-        format: limited("pebs.format", file.format, 0..=3, "0 to 3")?,
-        counters: one_of("pebs.counters", file.counters, [1, 4], "1 or 4")?,
+        format: limited("pebs.format", file.format, 0..=4, "0 to 4")?,
+        counters: match file.counters {
+            1 | GP_COUNTERS | GP_COUNTERS_MAX => file.counters,
+            other => {
+                return Err(ModelError::Value {
+                    key: "pebs.counters",
+                    value: other.into(),
+                    expected: "1, 4 or 8",
+                });
+            }
+        },
         precise_store: file.precise_store,
     })
 }

@@ -7,7 +7,7 @@ use hindsight_regs::vector::GpFault;
 use super::Msrs;
 use crate::branch::Observe;
 use crate::facility::Facilities;
-use crate::pmu::pebs::{PebsDue, PebsOutcome, PebsRecords};
+use crate::pmu::pebs::{PebsDue, PebsLbr, PebsOutcome};
 use crate::pmu::{EngineCounting, EventTotals, PmiFreeze, Pmu, PmuNeeds};
 use crate::transaction::TransactionEvent;
 use crate::uarch::{CacheGeometry, Requester};
@@ -101,7 +101,7 @@ impl Msrs {
             area: self.branch.ds_area(),
             counters: self.pmu.due(),
             status: self.pmu.status(),
-            records: PebsRecords::of(&self.config.model.definition().pebs),
+            records: self.pmu.due_records(),
             data: None,
         });
         EngineCounting {
@@ -150,6 +150,11 @@ impl Msrs {
         self.branch
             .set_in_transaction(event == TransactionEvent::Begun);
         self.pmu.transaction(event);
+    }
+
+    /// The entries of the LBR stack for a PEBS record; all branches are up to date.
+    pub fn pebs_lbr(&self) -> PebsLbr {
+        self.branch.newest_first()
     }
 
     /// Completes a PEBS record that was stored or dropped. Returns whether it requests a PMI.

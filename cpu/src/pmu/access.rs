@@ -1,6 +1,7 @@
 //! MSRs of the unit and RDPMC, as of the last [`Pmu::sync`].
 
 use hindsight_regs::msr as regs;
+use hindsight_regs::pmu::pebs::DataConfig;
 use hindsight_regs::pmu::{EventSelect, FixedControl, global};
 use hindsight_regs::vector::GpFault;
 
@@ -8,8 +9,10 @@ use super::counter::{ALL, GP, Pmu, bit};
 
 /// The bits of IA32_PERFEVTSELx that facility `rtm` brings.
 pub(crate) const IN_TRANSACTIONS: u64 = EventSelect::IN_TX | EventSelect::IN_TXCP;
-/// The bits of IA32_FIXED_CTR_CTRL that can be written in any model.
+/// The bits of IA32_FIXED_CTR_CTRL that can be written in any model, without PEBS.
 pub(crate) const ANY_FIXED_CONTROL: u64 = 0xffff;
+/// The bits of IA32_FIXED_CTR_CTRL that adaptive PEBS brings.
+pub(crate) const ADAPTIVE_FIXED: u64 = 0x1111_0000_0000;
 /// The writable bits of IA32_PEBS_ENABLE in the default model.
 pub(crate) const PEBS_ENABLE: u64 = 0xf_0000_000f;
 /// IA32_PEBS_ENABLE.PS_EN: counter 3 samples stores with their addresses.
@@ -38,6 +41,7 @@ enum PmuRegister {
     StatusSet,
     InUse,
     PebsEnable,
+    PebsDataConfig,
     LatencyThreshold,
     Frontend,
     Offcore(usize),
@@ -57,6 +61,7 @@ impl PmuRegister {
             regs::IA32_PERF_GLOBAL_STATUS_SET => Self::StatusSet,
             regs::IA32_PERF_GLOBAL_INUSE => Self::InUse,
             regs::IA32_PEBS_ENABLE => Self::PebsEnable,
+            regs::MSR_PEBS_DATA_CFG => Self::PebsDataConfig,
             regs::MSR_PEBS_LD_LAT_THRESHOLD => Self::LatencyThreshold,
             regs::MSR_PEBS_FRONTEND => Self::Frontend,
             regs::MSR_OFFCORE_RSP_0 => Self::Offcore(0),
@@ -83,6 +88,7 @@ impl Pmu {
             Some(PmuRegister::Status) => self.status,
             Some(PmuRegister::InUse) => self.in_use(),
             Some(PmuRegister::PebsEnable) => self.pebs_enable,
+            Some(PmuRegister::PebsDataConfig) => self.pebs_data_config.0,
             Some(PmuRegister::LatencyThreshold) => self.latency_threshold,
             Some(PmuRegister::Frontend) => self.frontend,
             Some(PmuRegister::Offcore(n)) => self.offcore[n],
@@ -110,6 +116,7 @@ impl Pmu {
             Some(PmuRegister::StatusReset) => self.status &= !value,
             Some(PmuRegister::StatusSet) => self.status |= value,
             Some(PmuRegister::PebsEnable) => self.write_pebs_enable(value),
+            Some(PmuRegister::PebsDataConfig) => self.pebs_data_config = DataConfig(value),
             Some(PmuRegister::LatencyThreshold) => self.latency_threshold = value,
             Some(PmuRegister::Frontend) => self.frontend = value,
             Some(PmuRegister::Offcore(n)) => self.offcore[n] = value,
@@ -126,17 +133,14 @@ impl Pmu {
 
     fn write_pebs_enable(&mut self, value: u64) {
         self.pebs_enable = value;
-        let on = value.to_le_bytes()[0];
-        self.armed &= on;
-        self.due &= on;
+        self.armed &= value;
+        self.due &= value;
     }
 
     /// Discards the overflow of a PEBS counter that is set up anew.
     const fn disarm(&mut self, counter: usize) {
-        if counter < GP {
-            self.armed &= !(1 << counter);
-            self.due &= !(1 << counter);
-        }
+        self.armed &= !bit(counter);
+        self.due &= !bit(counter);
     }
 
     /// RDPMC. SDM Vol. 2B, "RDPMC—Read Performance-Monitoring Counters".
@@ -157,7 +161,7 @@ impl Pmu {
     /// IA32_PERF_GLOBAL_INUSE (rules PMU-21 to PMU-23).
     fn in_use(&self) -> u64 {
         let mut value = 0;
-        let mut interrupts = self.pebs_enable & 0b1111 != 0;
+        let mut interrupts = self.pebs_enable & self.model.pebs.counter_bits() != 0;
         for (counter, &select) in self.selects.iter().enumerate() {
             let select = EventSelect(select);
             if select.event() != 0 {

@@ -1,9 +1,8 @@
 //! The counters: what makes them run, overflow, and the freeze that follows.
 
 use hindsight_regs::branch::DebugCtl;
-use hindsight_regs::pmu::{
-    EventSelect, FIXED_COUNTERS_MAX, FixedControl, GP_COUNTERS, GP_COUNTERS_MAX, global,
-};
+use hindsight_regs::pmu::pebs::DataConfig;
+use hindsight_regs::pmu::{EventSelect, FIXED_COUNTERS_MAX, FixedControl, GP_COUNTERS_MAX, global};
 
 use super::access;
 use super::events::{EventKinds, EventTotals, Rings};
@@ -13,8 +12,6 @@ use crate::transaction::TransactionEvent;
 
 /// Number of general-purpose counters that a unit can have.
 pub(super) const GP: usize = GP_COUNTERS_MAX as usize;
-/// Number of counters that can take PEBS records in any model: the first general-purpose ones.
-pub(super) const PEBS: usize = GP_COUNTERS as usize;
 /// Number of all counters: the general-purpose ones, then the fixed ones.
 pub(super) const ALL: usize = GP + FIXED_COUNTERS_MAX as usize;
 
@@ -82,6 +79,8 @@ pub(super) struct RunningCounter {
     pub(super) precise: Option<PebsTiming>,
     /// The access that its PEBS records describe.
     pub(super) data: Option<SampledAccess>,
+    /// Its PEBS records have the groups of MSR_PEBS_DATA_CFG.
+    pub(super) adaptive: bool,
     /// IN_TX: it counts inside transactions only.
     pub(super) in_tx: bool,
     /// IN_TXCP: a transactional abort subtracts what the counter counted in the transaction.
@@ -102,14 +101,15 @@ pub struct Pmu {
     pub(super) global_control: u64,
     pub(super) status: u64,
     pub(super) pebs_enable: u64,
+    pub(super) pebs_data_config: DataConfig,
     pub(super) latency_threshold: u64,
     pub(super) frontend: u64,
     /// MSR_OFFCORE_RSP_0 and 1.
     pub(super) offcore: [u64; 2],
-    /// PEBS counters that overflowed and take their record at the next event: bit n for counter n.
-    pub(super) armed: u8,
+    /// PEBS counters that overflowed and take their record at the next event, by [`bit`].
+    pub(super) armed: u64,
     /// PEBS counters whose record must be stored now.
-    pub(super) due: u8,
+    pub(super) due: u64,
     /// The counters that run; derived from the registers.
     pub(super) running: [Option<RunningCounter>; ALL],
     /// The totals up to which the counters have counted.
@@ -137,6 +137,7 @@ impl Pmu {
             global_control: config.all_counters() & 0xff,
             status: 0,
             pebs_enable: 0,
+            pebs_data_config: DataConfig(0),
             latency_threshold: 0,
             frontend: 0,
             offcore: [0; 2],
@@ -232,11 +233,7 @@ impl Pmu {
         let Some(precise) = source.precise else {
             return overflow && source.interrupts;
         };
-        debug_assert!(
-            counter < GP,
-            "only general-purpose counters take PEBS records"
-        );
-        let this = 1_u8 << counter;
+        let this = bit(counter);
         // A counter that was armed before this event records it.
         self.due |= self.armed & this;
         if overflow {
@@ -295,21 +292,29 @@ impl Pmu {
         let source = if counter < GP {
             self.general(counter)?
         } else {
-            let control = FixedControl::of(self.fixed_control, counter - GP);
+            let index = counter - GP;
+            let control = FixedControl::of(self.fixed_control, index);
+            let adaptive = self.fixed_control & FixedControl::adaptive_record(index);
             RunningCounter {
-                event: PmuEvent::fixed(counter - GP),
+                event: PmuEvent::fixed(index),
                 rings: Rings {
                     os: control.has(FixedControl::OS),
                     user: control.has(FixedControl::USR),
                 },
                 interrupts: control.has(FixedControl::PMI),
-                precise: None,
+                precise: self.extended_pebs(counter).then_some(PebsTiming::Here),
                 data: None,
+                adaptive: adaptive != 0,
                 in_tx: false,
                 in_txcp: false,
             }
         };
         (!source.rings.is_empty() && source.event != PmuEvent::default()).then_some(source)
+    }
+
+    /// Whether a counter takes PEBS records of any event.
+    const fn extended_pebs(&self, counter: usize) -> bool {
+        self.model.pebs.is_extended() && self.pebs_enable & bit(counter) != 0
     }
 
     fn general(&self, counter: usize) -> Option<RunningCounter> {
@@ -323,7 +328,12 @@ impl Pmu {
         }
         let of_store = (select.event(), select.umask()) == PRECISE_STORE;
         let has_data = !of_store || self.pebs_enable & access::PRECISE_STORE != 0;
-        let pebs = self.pebs_enable >> counter & 1 != 0 && !select.has(EventSelect::ANY_THREAD);
+        let pebs = self.pebs_enable & bit(counter) != 0 && !select.has(EventSelect::ANY_THREAD);
+        // Extended PEBS takes records of events that are not precise, too.
+        let timing = match event.precise {
+            None if self.model.pebs.is_extended() => Some(PebsTiming::Here),
+            timing => timing,
+        };
         Some(RunningCounter {
             event,
             rings: Rings {
@@ -331,8 +341,9 @@ impl Pmu {
                 user: select.has(EventSelect::USR),
             },
             interrupts: select.has(EventSelect::INT),
-            precise: event.precise.filter(|_| pebs),
+            precise: timing.filter(|_| pebs),
             data: event.data.filter(|_| pebs && has_data),
+            adaptive: select.has(EventSelect::ADAPTIVE_RECORD),
             in_tx: select.has(EventSelect::IN_TX),
             in_txcp: select.has(EventSelect::IN_TXCP),
         })

@@ -3,7 +3,7 @@
 use bitflags::bitflags;
 use hindsight_regs::pmu::EventSelect;
 
-use super::counter::{ALL, Pmu, RunningCounter};
+use super::counter::{ALL, Pmu, RunningCounter, bit};
 use super::events::{EventKind, EventKinds, Ring};
 use super::pebs::PebsDue;
 use super::selection::PebsTiming;
@@ -247,7 +247,7 @@ impl Pmu {
                 // Its overflow only sets a status bit, which the next `sync` does early enough.
                 continue;
             }
-            let armed = source.precise.is_some() && self.armed >> counter & 1 != 0;
+            let armed = source.precise.is_some() && self.armed & bit(counter) != 0;
             let left = if armed {
                 1
             } else {

@@ -1,4 +1,4 @@
-//! The performance-monitoring unit of one virtual processor, version 4, with PEBS.
+//! The performance-monitoring unit of one virtual processor, versions 2 to 5, with PEBS.
 //!
 //! SDM Vol. 3B, "Architectural Performance Monitoring" and "Processor Event Based Sampling (PEBS)".
 //!

@@ -1,19 +1,21 @@
-//! PEBS: the records of formats 0 to 3, and the buffer in guest memory.
+//! PEBS: the records of formats 0 to 4, and the buffer in guest memory.
 //!
 //! SDM Vol. 3B, "Processor Event Based Sampling (PEBS)" and "Debug Store (DS) Mechanism".
 
+use hindsight_regs::branch::LBR_DEPTH;
+use hindsight_regs::pmu::pebs::DataConfig;
 use hindsight_regs::pmu::{global, pebs as layout};
 use hindsight_regs::rflags::Rflags;
 
-use super::counter::{PEBS, PmiFreeze, Pmu, bit};
+use super::counter::{ALL, PmiFreeze, Pmu, bit};
 use super::selection::SampledAccess;
 use crate::branch::bts::DsMemory;
 use crate::model::PebsModel;
 
-/// Words of the longest record, that of format 3.
+/// Words of a record of format 3.
 const WORDS: usize = layout::RECORD / 8;
 
-/// The records of a model: those of older formats are a prefix of format 3.
+/// The records of a model: those of formats 0 to 2 are a prefix of format 3.
 ///
 /// SDM Vol. 3B, tables "PEBS Record Format" of each generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,24 +26,51 @@ pub struct PebsRecords {
     counters: usize,
     /// The field at 90H is IA32_PERF_GLOBAL_STATUS, and not the counters that overflowed.
     global_status: bool,
+    /// Format 4: the groups of a record.
+    adaptive: Option<DataConfig>,
 }
 
 impl PebsRecords {
     /// The records of this model.
-    pub const fn of(model: &PebsModel) -> Self {
+    ///
+    /// Those of format 4 have `groups`.
+    const fn of(model: &PebsModel, groups: DataConfig) -> Self {
         let bytes = match model.format {
             0 => layout::record::COUNTERS,
             1 => layout::record::EVENTING_RIP,
             2 => layout::record::TSC,
-            _ => layout::RECORD,
+            3 => layout::RECORD,
+            _ => groups.record_bytes(),
         };
         Self {
             bytes,
-            counters: model.counters as usize,
+            counters: match model.is_extended() {
+                true => ALL,
+                false => model.counters as usize,
+            },
             global_status: model.format < 3,
+            adaptive: match model.is_extended() {
+                true => Some(groups),
+                false => None,
+            },
         }
     }
+
+    /// Whether a record has entries of the LBR stack: [`PebsSample::lbr`] is needed.
+    pub fn has_lbr(&self) -> bool {
+        self.adaptive
+            .is_some_and(|groups| groups.has(DataConfig::LBRS))
+    }
+
+    /// Whether a record has XMM registers: [`PebsSample::xmm`] is needed.
+    pub fn has_xmm(&self) -> bool {
+        self.adaptive
+            .is_some_and(|groups| groups.has(DataConfig::XMMS))
+    }
 }
+
+/// FROM, TO and INFO of the entries of an LBR stack, the newest one first; 0 in those that do not exist.
+pub type PebsLbr = [[u64; 3]; LBR_DEPTH];
 
 /// State of the processor after the eventing instruction, for a PEBS record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,6 +89,12 @@ pub struct PebsSample {
     pub tsc: u64,
     /// Abort information of a transaction that the event or its instruction aborted; otherwise 0.
     pub transaction: u64,
+    /// XMM0 to XMM15, the low half of each first; those that do not exist in this mode are 0.
+    ///
+    /// For records with [`PebsRecords::has_xmm`].
+    pub xmm: [[u64; 2]; 16],
+    /// The LBR stack, for records with [`PebsRecords::has_lbr`].
+    pub lbr: PebsLbr,
 }
 
 /// The data that the eventing instruction accessed.
@@ -77,6 +112,12 @@ pub struct PebsData {
 
 /// Encoding numbers of the registers, in record order.
 const ORDER: [usize; 16] = [0, 3, 1, 2, 6, 7, 5, 4, 8, 9, 10, 11, 12, 13, 14, 15];
+
+/// The words of the basic group.
+mod basic {
+    /// The groups of the record, and its bytes from this bit on.
+    pub(super) const SIZE_SHIFT: u32 = 48;
+}
 
 /// The bits of RFLAGS in a record: no reserved ones (rule PEBS-27).
 const RFLAGS: u64 = Rflags::all().bits();
@@ -104,6 +145,44 @@ impl PebsSample {
         record[at::TSC / 8] = self.tsc;
         record
     }
+
+    /// The record of format 4 with these groups.
+    ///
+    /// SDM Vol. 3B, "Adaptive PEBS".
+    pub fn adaptive_record(
+        &self,
+        groups: DataConfig,
+        counters: u64,
+        data: Option<PebsData>,
+    ) -> Vec<u64> {
+        let bytes = groups.record_bytes();
+        let format = groups.0 | (bytes as u64) << basic::SIZE_SHIFT;
+        let mut record = Vec::with_capacity(bytes / 8);
+        record.extend([format, self.eventing_rip, counters, self.tsc]);
+        if groups.has(DataConfig::MEMORY) {
+            let data = data.unwrap_or_default();
+            record.extend([data.address, data.source, data.latency, self.transaction]);
+        }
+        if groups.has(DataConfig::GPRS) {
+            record.extend([self.rflags & RFLAGS, self.rip]);
+            // Rule PEBS-28.
+            let mask = if self.long { u64::MAX } else { 0xffff_ffff };
+            record.extend(self.gpr.iter().enumerate().map(|(register, value)| {
+                if self.long || register < 8 {
+                    value & mask
+                } else {
+                    0
+                }
+            }));
+        }
+        if groups.has(DataConfig::XMMS) {
+            record.extend(self.xmm.as_flattened());
+        }
+        let entries = self.lbr.iter().copied().chain(std::iter::repeat([0; 3]));
+        record.extend(entries.take(groups.lbr_entries()).flatten());
+        debug_assert_eq!(8 * record.len(), bytes, "the groups have their sizes");
+        record
+    }
 }
 
 /// A PEBS record that must be stored now.
@@ -111,8 +190,8 @@ impl PebsSample {
 pub struct PebsDue {
     /// IA32_DS_AREA.
     pub area: u64,
-    /// The counters that overflowed: bit n for counter n.
-    pub counters: u8,
+    /// The counters that overflowed, as in IA32_PERF_GLOBAL_STATUS.
+    pub counters: u64,
     /// IA32_PERF_GLOBAL_STATUS.
     pub status: u64,
     /// The format of the record.
@@ -128,7 +207,7 @@ pub struct PebsOutcome {
     pub at_threshold: bool,
     /// The reset values of the counters; `None` if an access would fault, and nothing was stored
     /// (rule DS-06).
-    pub reset: Option<[u64; PEBS]>,
+    pub reset: Option<[u64; ALL]>,
 }
 
 /// Stores the PEBS record that is due, if it fits below the absolute maximum (rule PEBS-09).
@@ -145,7 +224,7 @@ fn try_store(
     let index = memory.read(at(layout::INDEX))?;
     let maximum = memory.read(at(layout::MAXIMUM))?;
     let threshold = memory.read(at(layout::THRESHOLD))?;
-    let mut reset = [0; PEBS];
+    let mut reset = [0; ALL];
     let values = reset.iter_mut().take(due.records.counters);
     for (offset, value) in (layout::RESET..).step_by(8).zip(values) {
         *value = memory.read(at(offset))?;
@@ -158,10 +237,19 @@ fn try_store(
     if let Some(end) = end.filter(|&end| end <= maximum) {
         let counters = match due.records.global_status {
             true => due.status,
-            false => due.counters.into(),
+            false => due.counters,
         };
-        let record = sample.record(counters, due.data);
-        let record = &record[..due.records.bytes / 8];
+        let (fixed, adaptive);
+        let record = match due.records.adaptive {
+            Some(groups) => {
+                adaptive = sample.adaptive_record(groups, counters, due.data);
+                &adaptive[..]
+            }
+            None => {
+                fixed = sample.record(counters, due.data);
+                &fixed[..due.records.bytes / 8]
+            }
+        };
         if !memory.writable(at(layout::INDEX)) || !memory.write(index, record) {
             return None;
         }
@@ -174,14 +262,26 @@ fn try_store(
 }
 
 impl Pmu {
-    /// The counters whose record must be stored now: bit n for counter n.
-    pub const fn due(&self) -> u8 {
+    /// The counters whose record must be stored now, as in IA32_PERF_GLOBAL_STATUS.
+    pub const fn due(&self) -> u64 {
         self.due
+    }
+
+    /// The format of the record that is due.
+    ///
+    /// Of several counters, one that is adaptive makes the record so.
+    pub fn due_records(&self) -> PebsRecords {
+        let mut due = (0..ALL).filter(|&n| self.due & bit(n) != 0);
+        let groups = match due.any(|n| self.running[n].is_some_and(|source| source.adaptive)) {
+            true => self.pebs_data_config,
+            false => DataConfig(0),
+        };
+        PebsRecords::of(&self.model.pebs, groups)
     }
 
     /// The access that the due record describes: that of the first counter with one.
     pub fn due_access(&self) -> Option<SampledAccess> {
-        let due = (0..PEBS).filter(|n| self.due >> n & 1 != 0);
+        let due = (0..ALL).filter(|&n| self.due & bit(n) != 0);
         let mut data = due.filter_map(|n| self.running[n]?.data);
         data.next()
     }
@@ -199,7 +299,7 @@ impl Pmu {
         let due = core::mem::take(&mut self.due);
         let overflowed = core::mem::take(&mut self.armed) | due;
         let mut pmi = outcome.at_threshold;
-        for n in (0..PEBS).filter(|n| overflowed >> n & 1 != 0) {
+        for n in (0..ALL).filter(|&n| overflowed & bit(n) != 0) {
             pmi |= self.running[n].is_some_and(|source| source.interrupts);
             if let Some(reset) = outcome.reset {
                 self.values[n] = reset[n] & self.counter_mask;

@@ -125,7 +125,7 @@ fn offcore_kinds(select: u64, model: &ModelDefinition) -> EventKinds {
 
 /// The slots of a cycle: the uops that the pipeline could issue in it.
 pub(super) const SLOTS: u64 = 5;
-/// The counter that has INST_RETIRED.PREC_DIST, C0H/01H.
+/// The counter that has INST_RETIRED.PREC_DIST, C0H/01H; with extended PEBS it is fixed counter 0.
 const PREC_DIST_COUNTER: usize = 1;
 /// MEM_TRANS_RETIRED.PRECISE_STORE of Sandy Bridge and Ivy Bridge.
 pub(super) const PRECISE_STORE: (u8, u8) = (0xcd, 0x02);
@@ -151,7 +151,8 @@ impl PmuEvent {
             }
             selected => selected,
         };
-        let distributed = counter == PREC_DIST_COUNTER && model.has_prec_dist();
+        let distributed =
+            counter == PREC_DIST_COUNTER && model.has_prec_dist() && !model.pebs.is_extended();
         let instructions = event == 0xc0 && (umask == 0x00 || (umask == 0x01 && distributed));
         let edge = select.has(EventSelect::EDGE);
         let inverted = select.has(EventSelect::INVERT);

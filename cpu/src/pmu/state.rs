@@ -1,6 +1,7 @@
 //! Saved state of the unit.
 
 use hindsight_regs::pmu::global;
+use hindsight_regs::pmu::pebs::DataConfig;
 use thiserror::Error;
 
 use super::access::{ANY_OFFCORE, FRONTEND, IN_TRANSACTIONS, LATENCY};
@@ -23,16 +24,19 @@ pub struct PmuState {
     pub status: u64,
     /// IA32_PEBS_ENABLE.
     pub pebs_enable: u64,
+    /// MSR_PEBS_DATA_CFG.
+    pub pebs_data_config: DataConfig,
     /// MSR_PEBS_LD_LAT_THRESHOLD.
     pub latency_threshold: u64,
     /// MSR_PEBS_FRONTEND.
     pub frontend: u64,
     /// MSR_OFFCORE_RSP_0 and 1.
     pub offcore: [u64; 2],
-    /// PEBS counters that overflowed and take their record at the next event: bit n for counter n.
-    pub armed: u8,
-    /// PEBS counters whose record must be stored now: bit n for counter n.
-    pub due: u8,
+    /// PEBS counters that overflowed and take their record at the next event, as in
+    /// IA32_PERF_GLOBAL_STATUS.
+    pub armed: u64,
+    /// PEBS counters whose record must be stored now.
+    pub due: u64,
     /// The totals up to which the counters have counted; the engine's continue from them.
     #[cfg_attr(feature = "serde", serde(rename = "seen"))]
     pub counted: EventTotals,
@@ -62,6 +66,7 @@ impl Pmu {
             global_control: self.global_control,
             status: self.status,
             pebs_enable: self.pebs_enable,
+            pebs_data_config: self.pebs_data_config,
             latency_threshold: self.latency_threshold,
             frontend: self.frontend,
             offcore: self.offcore,
@@ -77,9 +82,11 @@ impl Pmu {
     ///
     /// Names the first register that cannot have its value.
     pub fn check(&self, state: &PmuState) -> Result<(), PmuStateError> {
-        let pebs = match self.config.pebs {
-            true => self.model.pebs.enable_bits(),
-            false => 0,
+        let model = &self.model.pebs;
+        let (pebs, data) = match self.config.pebs {
+            true if model.is_extended() => (model.enable_bits(), DataConfig::WRITABLE),
+            true => (model.enable_bits(), 0),
+            false => (0, 0),
         };
         let check = |register, value: u64, mask: u64| {
             if value & !mask == 0 {
@@ -88,7 +95,6 @@ impl Pmu {
                 Err(PmuStateError::Value { register, value })
             }
         };
-        let perfmon = self.model.perfmon;
         for value in state.counters {
             check("counter", value, self.counter_mask)?;
         }
@@ -96,30 +102,27 @@ impl Pmu {
             check(
                 "event selection",
                 value,
-                perfmon.select_bits() | IN_TRANSACTIONS,
+                self.model.select_bits() | IN_TRANSACTIONS,
             )?;
         }
         let counters = self.config.all_counters();
-        let waiting = state.pebs_enable & pebs & 0b1111;
+        let waiting = state.pebs_enable & model.counter_bits();
         check(
             "fixed counter control",
             state.fixed_control,
-            perfmon.fixed_control_bits(),
+            self.model.fixed_control_bits(),
         )?;
         check("global control", state.global_control, counters)?;
         check("global status", state.status, global::SETTABLE | counters)?;
         check("PEBS enable", state.pebs_enable, pebs)?;
+        check("PEBS data configuration", state.pebs_data_config.0, data)?;
         check("load latency threshold", state.latency_threshold, LATENCY)?;
         check("PEBS front end", state.frontend, FRONTEND)?;
         for value in state.offcore {
             check("offcore response", value, ANY_OFFCORE)?;
         }
-        check(
-            "set of overflowed PEBS counters",
-            state.armed.into(),
-            waiting,
-        )?;
-        check("set of due PEBS counters", state.due.into(), waiting)
+        check("set of overflowed PEBS counters", state.armed, waiting)?;
+        check("set of due PEBS counters", state.due, waiting)
     }
 
     /// Replaces the state by a saved one.
@@ -135,6 +138,7 @@ impl Pmu {
         self.global_control = state.global_control;
         self.status = state.status;
         self.pebs_enable = state.pebs_enable;
+        self.pebs_data_config = state.pebs_data_config;
         self.latency_threshold = state.latency_threshold;
         self.frontend = state.frontend;
         self.offcore = state.offcore;

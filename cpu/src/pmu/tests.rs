@@ -2,7 +2,7 @@ use super::events::EventKind::{
     Call, Cycle, Far, Instruction, Jump, Load, NotTaken, Return, Store,
 };
 use super::events::EventKind::{TakenConditional, TscTick, Wake};
-use super::pebs::{PebsDue, PebsRecords, PebsSample};
+use super::pebs::{PebsDue, PebsSample};
 use super::*;
 use crate::branch::bts::DsMemory;
 use crate::model::CpuModel;
@@ -86,7 +86,7 @@ impl Rig {
         };
         let due = PebsDue {
             status: self.pmu.status(),
-            records: PebsRecords::of(&self.pmu.model.pebs),
+            records: self.pmu.due_records(),
             area: AREA,
             counters: self.pmu.due(),
             data: None,
@@ -848,3 +848,5 @@ fn events_of_the_uarch_models_count_only_with_them() {
         }
     }
 }
+
+mod adaptive;

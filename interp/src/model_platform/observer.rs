@@ -1,7 +1,7 @@
 //! Passes what the interpreter reports of a guest to the models.
 
 use hindsight_cpu::pmu::PmuNeeds;
-use hindsight_cpu::pmu::pebs::PebsOutcome;
+use hindsight_cpu::pmu::pebs::{PebsLbr, PebsOutcome};
 use hindsight_cpu::uarch::{AccessEvents, MemoryAccess};
 
 use super::{InterruptController, ModelPlatform};
@@ -106,6 +106,10 @@ impl<B: Bus, I: InterruptController> Observer for ModelPlatform<B, I> {
                 self.l3.clear(|_| ());
             }
         }
+    }
+
+    fn pebs_lbr(&mut self) -> PebsLbr {
+        self.msrs.pebs_lbr()
     }
 
     fn pebs_stored(&mut self, stored: &PebsOutcome) {

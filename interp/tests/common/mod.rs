@@ -12,7 +12,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(unsafe_code, reason = "guest memory is a raw allocation")]
 
-use hindsight_cpu::pmu::pebs::PebsOutcome;
+use hindsight_cpu::pmu::pebs::{PebsLbr, PebsOutcome};
 use hindsight_cpu::state::{CpuState, Segment, seg};
 use hindsight_interp::{
     Accesses, Branch, Bus, Counting, GpFault, InterruptSource, Memory, MemoryAccess, MsrHandler,
@@ -238,6 +238,9 @@ impl Observer for Machine {
 
     fn accesses_of_block(&mut self, _: Ring, _: u64, _: u64) {}
     fn caches_flushed(&mut self, _: Option<u64>) {}
+    fn pebs_lbr(&mut self) -> PebsLbr {
+        PebsLbr::default()
+    }
     fn pebs_stored(&mut self, _: &PebsOutcome) {}
     fn request_pmi(&mut self) {
         self.pmis += 1;

@@ -41,7 +41,7 @@ fn writes(msrs: &mut Msrs, index: u32, value: u64) -> bool {
 
 /// Model, IA32_PERF_CAPABILITIES, CPUID.0AH:EAX and entries of the LBR stack.
 const ROWS: &[(CpuModel, u64, u32, u32)] = &[
-    (CpuModel::IcelakeServer, 0x3005, 0x0830_0805, 32),
+    (CpuModel::IcelakeServer, 0x74c5, 0x0830_0805, 32),
     (CpuModel::SkylakeServer, 0x33c5, 0x0730_0404, 32),
     (CpuModel::CascadeLake, 0x33c5, 0x0730_0404, 32),
     (CpuModel::Skylake, 0x33c5, 0x0730_0404, 32),
@@ -73,7 +73,6 @@ fn registers_of_later_generations_fault() {
         let mut msrs = msrs(model);
         let last = entries - 1;
         let (LbrModel { from, to, .. }, core2) = (model.definition().lbr, model == CpuModel::Core2);
-        let pebs = facilities(model).contains(Facilities::PEBS);
         let server = matches!(
             model,
             CpuModel::SkylakeServer | CpuModel::CascadeLake | CpuModel::IcelakeServer
@@ -88,7 +87,7 @@ fn registers_of_later_generations_fault() {
             (regs::IA32_PMC0 + 1, true),
             (regs::IA32_PMC0 + 2, !core2),
             (regs::IA32_PERFEVTSEL0 + 3, !core2),
-            (regs::MSR_PEBS_LD_LAT_THRESHOLD, pebs && !core2),
+            (regs::MSR_PEBS_LD_LAT_THRESHOLD, !core2),
             (regs::MSR_PLATFORM_INFO, !core2),
             (regs::MSR_LASTBRANCH_0_FROM_IP, !core2),
             (regs::MSR_LASTBRANCH_0_FROM_IP + 31, entries == 32),
@@ -97,7 +96,8 @@ fn registers_of_later_generations_fault() {
             (regs::IA32_FIXED_CTR0 + 3, model == CpuModel::IcelakeServer),
             (regs::IA32_PERF_GLOBAL_STATUS_SET, leaf_0a & 0xff >= 4),
             (regs::IA32_PERF_GLOBAL_INUSE, leaf_0a & 0xff >= 4),
-            (regs::MSR_PEBS_FRONTEND, pebs && entries == 32),
+            (regs::MSR_PEBS_FRONTEND, entries == 32),
+            (regs::MSR_PEBS_DATA_CFG, model == CpuModel::IcelakeServer),
             (
                 regs::IA32_A_PMC0,
                 model.definition().perfmon.full_width_writes,
@@ -502,4 +502,51 @@ fn overflow_of_slots_is_found_in_the_cycle_that_passes_it() {
     assert!(msrs.sync_counters(&totals));
     assert_eq!(read(&msrs, regs::IA32_FIXED_CTR0 + 3), Some(3));
     assert_eq!(read(&msrs, regs::IA32_PERF_GLOBAL_STATUS), Some(1 << 35));
+}
+
+#[test]
+fn ice_lake_has_extended_and_adaptive_pebs() {
+    let mut msrs = msrs(CpuModel::IcelakeServer);
+    for (index, value, accepted) in [
+        (regs::IA32_PEBS_ENABLE, 0xf_0000_00ff, true),
+        (regs::IA32_PEBS_ENABLE, 1 << 8, false),
+        (regs::IA32_PEBS_ENABLE, 1 << 63, false),
+        (regs::MSR_PEBS_DATA_CFG, 0xff00_000f, true),
+        (regs::MSR_PEBS_DATA_CFG, 1 << 4, false),
+        (regs::IA32_PERFEVTSEL0 + 7, 1 << 34, true),
+        (regs::IA32_PERFEVTSEL0 + 7, 1 << 35, false),
+        (regs::IA32_FIXED_CTR_CTRL, 0x1111_0000_bbbb, true),
+        (regs::IA32_FIXED_CTR_CTRL, 1 << 48, false),
+    ] {
+        let done = writes(&mut msrs, index, value);
+        assert_eq!(done, accepted, "{index:#x} {value:#x}");
+    }
+    let saved = msrs.save();
+    let mut other = self::msrs(CpuModel::IcelakeServer);
+    other.restore(&saved).unwrap();
+    assert_eq!(other.save(), saved);
+    assert_eq!(read(&other, regs::MSR_PEBS_DATA_CFG), Some(0xff00_000f));
+    let mut older = self::msrs(CpuModel::CascadeLake);
+    assert!(older.restore(&saved).is_err());
+    for (index, bit) in [
+        (regs::IA32_PERFEVTSEL0, 1 << 34),
+        (regs::IA32_FIXED_CTR_CTRL, 1 << 32),
+    ] {
+        assert!(!writes(&mut older, index, bit), "{index:#x}");
+    }
+    // Without PEBS its bits are reserved.
+    let model = CpuModel::IcelakeServer;
+    let without = facilities(model) - Facilities::PEBS;
+    let config = MsrConfig {
+        facilities: without,
+        ..MsrConfig::new(without, TSC_HZ).with_cpuid(&cpuid(model))
+    };
+    let mut without = Msrs::new(config);
+    for (index, bit) in [
+        (regs::IA32_PERFEVTSEL0 + 4, 1 << 34),
+        (regs::IA32_FIXED_CTR_CTRL, 1 << 36),
+        (regs::MSR_PEBS_DATA_CFG, 0),
+    ] {
+        assert!(!writes(&mut without, index, bit), "{index:#x}");
+    }
 }

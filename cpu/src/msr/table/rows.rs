@@ -4,6 +4,7 @@ use hindsight_regs::branch::{CYC_CNT_MAX, LBR_DEPTH, LBR_TOS_MASK, LbrInfo, LbrS
 use hindsight_regs::capabilities::{ArchCapabilities, MiscEnable};
 use hindsight_regs::cpuid::Feature;
 use hindsight_regs::msr as regs;
+use hindsight_regs::pmu::pebs::DataConfig;
 use hindsight_regs::pmu::{COUNTER_MASK, EventSelect, FIXED_COUNTERS, GP_COUNTERS, global};
 use hindsight_regs::rdt;
 
@@ -294,10 +295,18 @@ const UPPER_COUNTERS: &[(Facilities, u64)] = &[(Facilities::PMU8, global::UPPER_
 /// The bits of the global PMU registers that Ice Lake brought.
 const ICELAKE: u64 = global::FIXED_3;
 
-/// The transaction bits of an event selection (rule PMU-13).
-const IN_TX: &[(Facilities, u64)] = &[(Facilities::RTM, EventSelect::IN_TX)];
+/// The transaction bits of an event selection (rule PMU-13), and that of adaptive PEBS.
+const IN_TX: &[(Facilities, u64)] = &[
+    (Facilities::RTM, EventSelect::IN_TX),
+    (Facilities::PEBS, EventSelect::ADAPTIVE_RECORD),
+];
 /// IN_TXCP exists in counter 2 only.
-const IN_TX_OR_COMMITTED: &[(Facilities, u64)] = &[(Facilities::RTM, pmu::IN_TRANSACTIONS)];
+const IN_TX_OR_COMMITTED: &[(Facilities, u64)] = &[
+    (Facilities::RTM, pmu::IN_TRANSACTIONS),
+    (Facilities::PEBS, EventSelect::ADAPTIVE_RECORD),
+];
+/// The bits of the fixed counters' control for adaptive PEBS.
+const ADAPTIVE_FIXED: &[(Facilities, u64)] = &[(Facilities::PEBS, pmu::ADAPTIVE_FIXED)];
 
 const LBR_ENTRIES: u32 = 32;
 const _: () = assert!(LBR_ENTRIES as usize == LBR_DEPTH);
@@ -438,7 +447,7 @@ pub const TABLE: &[MsrSpec] = {
         M::new(regs::IA32_PERF_CAPABILITIES, "IA32_PERF_CAPABILITIES", Constant)
             .needs_any(Facilities::PERF_CAPABILITIES).reset_by(perf_capabilities).faults_on_write(),
         pmu_register(regs::IA32_FIXED_CTR_CTRL, "IA32_FIXED_CTR_CTRL")
-            .writable(pmu::ANY_FIXED_CONTROL),
+            .writable_with(pmu::ANY_FIXED_CONTROL, ADAPTIVE_FIXED),
         pmu_register(regs::IA32_PERF_GLOBAL_STATUS, "IA32_PERF_GLOBAL_STATUS").faults_on_write(),
         pmu_register(regs::IA32_PERF_GLOBAL_CTRL, "IA32_PERF_GLOBAL_CTRL")
             .writable_with(global::COUNTERS | ICELAKE, UPPER_COUNTERS),
@@ -448,7 +457,10 @@ pub const TABLE: &[MsrSpec] = {
             .writable_with(global::SETTABLE | ICELAKE, UPPER_COUNTERS),
         pmu_register(regs::IA32_PERF_GLOBAL_INUSE, "IA32_PERF_GLOBAL_INUSE").faults_on_write(),
         M::new(regs::IA32_PEBS_ENABLE, "IA32_PEBS_ENABLE", Pmu)
-            .needs(Facilities::PEBS).writable(pmu::PEBS_ENABLE | pmu::PRECISE_STORE),
+            .needs(Facilities::PEBS)
+            .writable_with(pmu::PEBS_ENABLE | pmu::PRECISE_STORE, UPPER_COUNTERS),
+        M::new(regs::MSR_PEBS_DATA_CFG, "MSR_PEBS_DATA_CFG", Pmu)
+            .needs(Facilities::PEBS).writable(DataConfig::WRITABLE),
         M::new(regs::MSR_PEBS_LD_LAT_THRESHOLD, "MSR_PEBS_LD_LAT_THRESHOLD", Pmu)
             .needs(Facilities::PEBS).writable(pmu::LATENCY),
         M::new(regs::MSR_PEBS_FRONTEND, "MSR_PEBS_FRONTEND", Pmu)

@@ -507,6 +507,12 @@ generation! {
 }
 
 generation! {
+    "icelake-server", 0x606a6,
+    Generation { capabilities: 0x74c5, bytes: 32, instructions: 7, vnni: Some(true) },
+    "GEN-18", "GEN-25"
+}
+
+generation! {
     "cascadelake", 0x50657,
     Generation { capabilities: 0x33c5, bytes: 200, instructions: 7, vnni: Some(true) },
     "GEN-18"

@@ -1,4 +1,4 @@
-//! What Ice Lake's performance monitor adds: version 5, eight counters and slots.
+//! What Ice Lake's performance monitor adds: version 5, eight counters, slots and adaptive PEBS.
 
 #![no_std]
 #![no_main]
@@ -9,10 +9,13 @@ use hindsight_guest::insn::{self, cpuid};
 use hindsight_guest::msr;
 use hindsight_guest::prelude::*;
 use hindsight_guest::regs::cpuid::Feature;
+use hindsight_guest::regs::cr::Cr4;
 use hindsight_guest::regs::msr as reg;
+use hindsight_guest::regs::pmu::pebs::{self, DataConfig, groups};
+use hindsight_guest::regs::pmu::{EventSelect, FixedControl};
 use hindsight_guest::report;
 use hindsight_payloads::counted;
-use hindsight_payloads::pmu::{self, ON};
+use hindsight_payloads::pmu::{self, ON, PebsArea};
 
 payload!("icelake");
 
@@ -120,5 +123,296 @@ case! {
         pmu::select(7, 0, 0, 0);
         msr::write(reg::IA32_PERF_GLOBAL_STATUS_RESET, COUNTERS);
         pmu::reset();
+    }
+}
+
+/// The words of the PEBS buffer before records are stored.
+const CLEAN: u64 = 0xa5a5_a5a5_a5a5_a5a5;
+/// A value of 64 bits for a register.
+const VALUE: u64 = 0x1111_2222_3333_4444;
+/// The reset value of every counter.
+const RESET: u64 = 1000_u64.wrapping_neg() & pmu::MAX;
+/// 32 LBR entries in MSR_PEBS_DATA_CFG.
+const ALL_ENTRIES: u64 = 31 << DataConfig::LBR_ENTRIES_SHIFT;
+
+/// A counter that records the sixth instruction that it counts.
+struct Sampler {
+    /// Its bit in the global registers.
+    bit: u32,
+    /// Event select and unit mask of a general-purpose counter.
+    event: (u8, u8),
+    /// What is left to count.
+    left: u64,
+}
+
+/// A precise event records the one after the overflow; others, and fixed counters, the one that overflows.
+const SAMPLERS: [Sampler; 7] = [
+    Sampler {
+        bit: 0,
+        event: (0xc0, 0),
+        left: 5,
+    },
+    Sampler {
+        bit: 7,
+        event: (0xc0, 0),
+        left: 5,
+    },
+    Sampler {
+        bit: 3,
+        event: (0x3c, 0),
+        left: 6,
+    },
+    Sampler {
+        bit: 5,
+        event: (0xa4, 1),
+        left: 26,
+    },
+    Sampler {
+        bit: 32,
+        event: (0, 0),
+        left: 6,
+    },
+    Sampler {
+        bit: 33,
+        event: (0, 0),
+        left: 6,
+    },
+    Sampler {
+        bit: 35,
+        event: (0, 0),
+        left: 30,
+    },
+];
+
+/// The area with reset values of all counters.
+fn pebs_area() -> PebsArea {
+    let ds = PebsArea::new(pmu::RECORDS, pmu::RECORDS, [RESET; 4]);
+    for offset in (pebs::RESET..pebs::RESET_FIXED + 32).step_by(8) {
+        ds.put(offset, RESET);
+    }
+    ds
+}
+
+/// Turns a counter on with PEBS, with adaptive records or basic ones.
+fn arm(sampler: &Sampler, adaptive: bool) {
+    let left = sampler.left.wrapping_neg() & pmu::MAX;
+    if let Some(fixed) = sampler.bit.checked_sub(32) {
+        let adaptive = if adaptive {
+            FixedControl::adaptive_record(fixed as usize)
+        } else {
+            0
+        };
+        msr::write(reg::IA32_FIXED_CTR0 + fixed, left);
+        msr::write(reg::IA32_FIXED_CTR_CTRL, 0b11 << (4 * fixed) | adaptive);
+    } else {
+        let adaptive = if adaptive {
+            EventSelect::ADAPTIVE_RECORD
+        } else {
+            0
+        };
+        pmu::set(sampler.bit, left);
+        pmu::select(sampler.bit, sampler.event.0, sampler.event.1, ON | adaptive);
+    }
+    msr::write(reg::IA32_PEBS_ENABLE, 1 << sampler.bit);
+}
+
+/// Turns everything off.
+fn disarm() {
+    pmu::stop();
+    for index in [
+        reg::IA32_PEBS_ENABLE,
+        reg::MSR_PEBS_DATA_CFG,
+        reg::IA32_FIXED_CTR_CTRL,
+        reg::IA32_DEBUGCTL,
+        reg::IA32_DS_AREA,
+    ] {
+        msr::write(index, 0);
+    }
+    for n in 0..8 {
+        pmu::select(n, 0, 0, 0);
+        pmu::set(n, 0);
+    }
+    for n in 0..4 {
+        msr::write(reg::IA32_FIXED_CTR0 + n, 0);
+    }
+    msr::write(reg::IA32_PERF_GLOBAL_STATUS_RESET, 1 << 62 | COUNTERS);
+}
+
+/// Counts some instructions, of which the fourth is a jump and the sixth a NOP. Returns the addresses of the
+/// jump, of its target, and of the NOP.
+fn sampled(global: u64) -> (u64, u64, u64) {
+    let (jump, target, nop): (u64, u64, u64);
+    insn::write_cr4(insn::read_cr4() | Cr4::OSFXSR.bits());
+    counted!(global,
+        "mov r12, {value}", "movq xmm5, r12", "2: jmp 3f", "nop", "3: nop", "4: nop",
+        ".rept 20", "nop", ".endr", "lea r8, [rip + 2b]", "lea r9, [rip + 3b]", "lea r10, [rip + 4b]";
+        value = const VALUE, out("r8") jump, out("r9") target, out("r10") nop, out("r12") _,);
+    (jump, target, nop)
+}
+
+/// Checks the record that a counter takes with these groups.
+fn check_record(sampler: &Sampler, config: DataConfig, adaptive: bool) {
+    let ds = pebs_area();
+    msr::write(reg::MSR_PEBS_DATA_CFG, config.0);
+    msr::write(reg::IA32_DEBUGCTL, 1);
+    arm(sampler, adaptive);
+    let (jump, target, nop) = sampled(1 << sampler.bit);
+    let groups = if adaptive { config } else { DataConfig(0) };
+    let bytes = groups.record_bytes();
+    let word = |at: usize| ds.record(0, at);
+    let good = check_eq!(
+        ds.field(pebs::INDEX) - ds.base(),
+        bytes as u64,
+        "bytes of the record"
+    ) & check_eq!(word(0), groups.0 | (bytes as u64) << 48, "format and size")
+        & check_eq!(word(8), nop, "the eventing RIP")
+        & check_eq!(word(16), 1 << sampler.bit, "applicable counters")
+        & check_eq!(word(24) == CLEAN, false, "the TSC")
+        & check_eq!(word(bytes), CLEAN, "the word after the record");
+    let mut at = groups::BASIC;
+    if groups.has(DataConfig::MEMORY) {
+        check_eq!(
+            (word(at), word(at + 24)),
+            (0, 0),
+            "no access and no transaction"
+        );
+        at += groups::MEMORY;
+    }
+    if groups.has(DataConfig::GPRS) {
+        check_eq!(word(at + 8), nop + 1, "RIP");
+        check_eq!(word(at + 8 * (2 + 12)), VALUE, "R12");
+        check_eq!(
+            word(at + 8 * (2 + 1)),
+            u64::from(reg::IA32_PERF_GLOBAL_CTRL),
+            "RCX, the second"
+        );
+        at += groups::GPRS;
+    }
+    if groups.has(DataConfig::XMMS) {
+        check_eq!((word(at + 80), word(at + 88)), (VALUE, 0), "XMM5");
+        at += groups::XMMS;
+    }
+    if groups.has(DataConfig::LBRS) {
+        check_eq!(
+            (word(at), word(at + 8)),
+            (jump, target),
+            "the newest LBR entry"
+        );
+    }
+    let left = match sampler.bit.checked_sub(32) {
+        Some(fixed) => pmu::fixed(fixed),
+        None => pmu::get(sampler.bit),
+    };
+    let counted = left.wrapping_sub(RESET) & pmu::MAX;
+    if !check!(
+        counted < 200,
+        "the counter has its reset value and counts on"
+    ) | !good
+    {
+        report::measurement("counter", u64::from(sampler.bit));
+        report::measurement("groups", groups.0);
+    }
+    disarm();
+}
+
+case! {
+    name: "pebs_registers", cpl: [0], rules: ["GEN-22", "GEN-23"], needs: ["msr-exit"], cpu: "icelake-server",
+    about: "the bits of extended and adaptive PEBS, and those that are reserved",
+    fn body(ctx) {
+        need_icelake!(ctx);
+        check_writes(&[
+            (reg::IA32_PEBS_ENABLE, COUNTERS, true),
+            (reg::IA32_PEBS_ENABLE, 1 << 8, false),
+            (reg::IA32_PEBS_ENABLE, 1 << 36, false),
+            (reg::IA32_PEBS_ENABLE, 1 << 63, false),
+            (reg::MSR_PEBS_DATA_CFG, 0xff00_000f, true),
+            (reg::MSR_PEBS_DATA_CFG, 1 << 4, false),
+            (reg::MSR_PEBS_DATA_CFG, 1 << 23, false),
+            (reg::MSR_PEBS_DATA_CFG, 1 << 32, false),
+            (reg::IA32_PERFEVTSEL0, 1 << 34, true),
+            (reg::IA32_PERFEVTSEL0 + 7, 1 << 34, true),
+            (reg::IA32_PERFEVTSEL0, 1 << 35, false),
+            (reg::IA32_FIXED_CTR_CTRL, 0x1111_0000_bbbb, true),
+            (reg::IA32_FIXED_CTR_CTRL, 1 << 33, false),
+            (reg::IA32_FIXED_CTR_CTRL, 1 << 48, false),
+        ]);
+    }
+}
+
+case! {
+    name: "adaptive", cpl: [0], rules: ["GEN-23", "GEN-24", "GEN-25"], needs: ["msr-exit"], cpu: "icelake-server",
+    about: "every counter takes records with the groups of MSR_PEBS_DATA_CFG, or basic ones",
+    fn body(ctx) {
+        need_icelake!(ctx);
+        disarm();
+        for sampler in &SAMPLERS {
+            for groups in 0..=0xf {
+                check_record(sampler, DataConfig(groups | ALL_ENTRIES), true);
+            }
+            check_record(sampler, DataConfig(0xf), false);
+            check_record(sampler, DataConfig(DataConfig::LBRS), true);
+        }
+    }
+}
+
+case! {
+    name: "adaptive_memory", cpl: [0], rules: ["GEN-24", "GEN-25"], needs: ["msr-exit"], cpu: "icelake-server",
+    about: "the memory group has the address of the load; a record that does not fit is dropped",
+    fn body(ctx) {
+        need_icelake!(ctx);
+        disarm();
+        let data = [1_u64, 2];
+        let at = data.as_ptr() as u64;
+        for (entries, bytes) in [(0, groups::BASIC + groups::MEMORY), (0xff << 24 | DataConfig::LBRS, 0)] {
+            let ds = pebs_area();
+            msr::write(reg::MSR_PEBS_DATA_CFG, DataConfig::MEMORY | entries);
+            arm(&Sampler { bit: 6, event: (0xd0, 0x81), left: 1 }, true);
+            counted!(1 << 6, "mov r8, [r9]", "mov r8, [r9 + 8]", "nop"; in("r9") at, out("r8") _,);
+            check_eq!(ds.field(pebs::INDEX) - ds.base(), bytes as u64, "bytes of the record");
+            let address = if bytes == 0 { CLEAN } else { at + 8 };
+            check_eq!(ds.record(0, groups::BASIC), address, "the address");
+            check_eq!(pmu::get(6), RESET, "the counter is reloaded");
+            disarm();
+        }
+    }
+}
+
+case! {
+    name: "pebs_together", cpl: [0], rules: ["GEN-23", "GEN-25"], needs: ["msr-exit"], cpu: "icelake-server",
+    about: "counters that are due together share a record, which is adaptive if one of them is",
+    fn body(ctx) {
+        need_icelake!(ctx);
+        disarm();
+        let ds = pebs_area();
+        msr::write(reg::MSR_PEBS_DATA_CFG, DataConfig::GPRS);
+        arm(&Sampler { bit: 32, event: (0, 0), left: 6 }, true);
+        arm(&Sampler { bit: 7, event: (0xc0, 0), left: 5 }, false);
+        msr::write(reg::IA32_PEBS_ENABLE, 1 << 32 | 1 << 7);
+        let (.., nop) = sampled(1 << 32 | 1 << 7);
+        let bytes = groups::BASIC + groups::GPRS;
+        check_eq!(ds.field(pebs::INDEX) - ds.base(), bytes as u64, "bytes of the record");
+        check_eq!((ds.record(0, 8), ds.record(0, 16)), (nop, 1 << 32 | 1 << 7), "RIP and counters");
+        disarm();
+    }
+}
+
+case! {
+    name: "pebs_reference_cycles", cpl: [0], rules: ["GEN-23"], needs: ["msr-exit"], cpu: "icelake-server",
+    about: "the fixed counter of reference cycles takes records, too",
+    fn body(ctx) {
+        need_icelake!(ctx);
+        disarm();
+        let ds = pebs_area();
+        arm(&Sampler { bit: 34, event: (0, 0), left: 1000 }, false);
+        pmu::start(1 << 34);
+        for _ in 0..100_000 {
+            if ds.field(pebs::INDEX) != ds.base() {
+                break;
+            }
+            core::hint::spin_loop();
+        }
+        pmu::stop();
+        check_eq!(ds.record(0, 16), 1 << 34, "applicable counters");
+        disarm();
     }
 }

@@ -2,7 +2,7 @@
 
 use hindsight_cpu::branch::{Branch, BranchClass, Observe};
 use hindsight_cpu::msr::{ArmedScope, RdmsrOutcome, WrmsrOutcome};
-use hindsight_cpu::pmu::pebs::PebsOutcome;
+use hindsight_cpu::pmu::pebs::{PebsLbr, PebsOutcome};
 use hindsight_cpu::pmu::{EngineCounting, EventQuota, Ring};
 use hindsight_interp::{
     Accesses, Bus, Delivery, DeliveryKind, GpFault, InterruptSource, MemoryAccess, MsrHandler,
@@ -451,6 +451,10 @@ impl Observer for InterpPlatform {
         if let Some(counter) = &mut self.model.counter {
             counter.flushed(gpa);
         }
+    }
+
+    fn pebs_lbr(&mut self) -> PebsLbr {
+        self.model.msrs.pebs_lbr()
     }
 
     fn pebs_stored(&mut self, stored: &PebsOutcome) {
