@@ -75,6 +75,8 @@ class Model(NamedTuple):
     entries: int
     # The sections whose counts are known, besides those of instructions and branches.
     counted: tuple[str, ...] = ("conditional",)
+    # Whether it has topdown metrics.
+    topdown: bool = False
 
 
 MODELS = {
@@ -83,6 +85,7 @@ MODELS = {
         ("PEBS fmt4+-baseline", "Icelake events", "AnyThread deprecated", "full-width counters"),
         32,
         ("masked",),
+        True,
     ),
     "cascadelake": Model(("PEBS fmt3+", "Skylake events", "full-width counters"), 32),
     "skylake": Model(("PEBS fmt3+", "Skylake events", "full-width counters"), 32),
@@ -341,8 +344,26 @@ def judge_model(output: str, program: Program, checks: Checks, name: str) -> Non
         checks.same(f"{name}: counts: {section}", numbers, expected[section])
     if name not in LENGTHENED:
         judge_number(checks, program, found)
+    if model.topdown:
+        judge_topdown(checks, program, found)
     judge_stacks(checks, program, found, model.entries)
     judge_trace(checks, program, found)
+
+
+def judge_topdown(checks: Checks, program: Program, found: Sections) -> None:
+    """The metrics add up to the slots, of which every instruction takes one to retire."""
+    numbers = known(counts(found["topdown"]), 5)
+    passed = False
+    if numbers:
+        slots, retiring, *_ = numbers
+        # A metric is a multiple of 1/255 of the slots.
+        step = slots / 255
+        passed = (
+            slots >= 5 * len(program.steps)
+            and abs(sum(numbers[1:]) - slots) <= 4
+            and abs(retiring - len(program.steps)) <= 2 * step
+        )
+    checks.check("topdown metrics", passed, counts(found["topdown"]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -83,6 +83,8 @@ pub mod perf {
     pub const FULL_WIDTH_WRITE: u64 = 1 << 13;
     /// PEBS baseline: adaptive records, of all events in all counters.
     pub const PEBS_BASELINE: u64 = 1 << 14;
+    /// MSR_PERF_METRICS exists.
+    pub const PERF_METRICS: u64 = 1 << 15;
 }
 
 #[cfg(test)]

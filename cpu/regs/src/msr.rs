@@ -102,6 +102,8 @@ pub const IA32_PAT: u32 = 0x277;
 pub const IA32_MTRR_DEF_TYPE: u32 = 0x2ff;
 /// Fixed counter 0; three more follow.
 pub const IA32_FIXED_CTR0: u32 = 0x309;
+/// Fractions of the slots that fixed counter 3 counts: [`crate::pmu::Metrics`].
+pub const MSR_PERF_METRICS: u32 = 0x329;
 /// Capabilities of the PMU: [`crate::capabilities::perf`].
 pub const IA32_PERF_CAPABILITIES: u32 = 0x345;
 /// Control of the fixed counters: [`crate::pmu::FixedControl`].

@@ -108,6 +108,42 @@ impl FixedControl {
     }
 }
 
+/// MSR_PERF_METRICS: fractions of slots, of which 255 are all. SDM Vol. 3B, "Performance Metrics".
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Metrics {
+    /// Slots whose uop retired.
+    pub retiring: u8,
+    /// Slots lost to uops that do not retire.
+    pub bad_speculation: u8,
+    /// Slots for which the front end delivered no uop.
+    pub frontend_bound: u8,
+    /// Slots in which the back end accepted none.
+    pub backend_bound: u8,
+}
+
+impl Metrics {
+    /// The fields of a value of the register.
+    pub const fn from_bits(bits: u64) -> Self {
+        let [retiring, bad_speculation, frontend_bound, backend_bound, ..] = bits.to_le_bytes();
+        Self {
+            retiring,
+            bad_speculation,
+            frontend_bound,
+            backend_bound,
+        }
+    }
+
+    /// The value of the register.
+    pub const fn bits(self) -> u64 {
+        u32::from_le_bytes([
+            self.retiring,
+            self.bad_speculation,
+            self.frontend_bound,
+            self.backend_bound,
+        ]) as u64
+    }
+}
+
 /// Bits of IA32_PERF_GLOBAL_CTRL, _STATUS, _STATUS_RESET and _STATUS_SET.
 /// SDM Vol. 3B, "Architectural Performance Monitoring Version 4 Facilities".
 pub mod global {
@@ -119,6 +155,8 @@ pub mod global {
     pub const UPPER_COUNTERS: u64 = 0xf0;
     /// The bit of fixed counter 3, where there are four.
     pub const FIXED_3: u64 = 1 << 35;
+    /// The bit of MSR_PERF_METRICS, where it exists.
+    pub const PERF_METRICS: u64 = 1 << 48;
     /// LBR_FRZ: the LBR stack is frozen.
     pub const LBR_FRZ: u64 = 1 << 58;
     /// CTR_FRZ: the counters are frozen.
@@ -282,6 +320,19 @@ mod tests {
         assert_eq!(global::SETTABLE, 0x7c00_0007_0000_000f);
         assert_eq!(global::CTR_FRZ, 0x0800_0000_0000_0000);
         assert_eq!(global::LBR_FRZ, 0x0400_0000_0000_0000);
+    }
+
+    #[test]
+    fn metrics_are_four_bytes() {
+        let metrics = Metrics {
+            retiring: 1,
+            bad_speculation: 2,
+            frontend_bound: 3,
+            backend_bound: 4,
+        };
+        assert_eq!(metrics.bits(), 0x0403_0201);
+        assert_eq!(Metrics::from_bits(0x0403_0201), metrics);
+        assert_eq!(global::PERF_METRICS, 0x1_0000_0000_0000);
     }
 
     #[test]

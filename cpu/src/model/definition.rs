@@ -77,6 +77,20 @@ impl PerfmonModel {
         })
     }
 
+    /// Whether MSR_PERF_METRICS exists: with the fixed counter of slots.
+    pub(crate) const fn has_metrics(&self) -> bool {
+        self.fixed_counters == FIXED_COUNTERS_MAX
+    }
+
+    /// The bit of MSR_PERF_METRICS in global registers, if it exists.
+    pub(crate) const fn metrics_in_global(&self) -> u64 {
+        if self.has_metrics() {
+            global::PERF_METRICS
+        } else {
+            0
+        }
+    }
+
     /// Whether counters can count for all threads of the core: from version 3 to version 4.
     pub(crate) const fn has_any_thread(&self) -> bool {
         matches!(self.version, 3 | 4)
@@ -255,6 +269,9 @@ impl ModelDefinition {
         let mut counters = perf::FREEZE_WHILE_SMM;
         if self.perfmon.full_width_writes {
             counters |= perf::FULL_WIDTH_WRITE;
+        }
+        if self.perfmon.has_metrics() {
+            counters |= perf::PERF_METRICS;
         }
         let fields = [
             (Facilities::LBR, u64::from(self.lbr.format)),

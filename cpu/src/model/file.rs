@@ -297,7 +297,10 @@ impl ModelDefinition {
             regs::IA32_FIXED_CTR0,
             perfmon.fixed_counters..FIXED_COUNTERS_MAX,
         );
-        let counters = perfmon.most_counters_in_global();
+        if !perfmon.has_metrics() {
+            self.add_absent(regs::MSR_PERF_METRICS, 0..1);
+        }
+        let counters = perfmon.most_counters_in_global() | perfmon.metrics_in_global();
         self.writable.push((regs::IA32_PERF_GLOBAL_CTRL, counters));
         if perfmon.version < 4 {
             self.add_absent(regs::IA32_PERF_GLOBAL_STATUS_SET, 0..1);

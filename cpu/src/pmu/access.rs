@@ -35,6 +35,7 @@ enum PmuRegister {
     Counter(usize),
     Select(usize),
     FixedControl,
+    Metrics,
     GlobalControl,
     Status,
     StatusReset,
@@ -55,6 +56,7 @@ impl PmuRegister {
         };
         Some(match index {
             regs::IA32_FIXED_CTR_CTRL => Self::FixedControl,
+            regs::MSR_PERF_METRICS => Self::Metrics,
             regs::IA32_PERF_GLOBAL_CTRL => Self::GlobalControl,
             regs::IA32_PERF_GLOBAL_STATUS => Self::Status,
             regs::IA32_PERF_GLOBAL_STATUS_RESET => Self::StatusReset,
@@ -84,6 +86,7 @@ impl Pmu {
             }
             Some(PmuRegister::Select(counter)) => self.selects[counter],
             Some(PmuRegister::FixedControl) => self.fixed_control,
+            Some(PmuRegister::Metrics) => self.slots.metrics().bits(),
             Some(PmuRegister::GlobalControl) => self.global_control,
             Some(PmuRegister::Status) => self.status,
             Some(PmuRegister::InUse) => self.in_use(),
@@ -112,6 +115,7 @@ impl Pmu {
                 self.disarm(counter);
             }
             Some(PmuRegister::FixedControl) => self.fixed_control = value,
+            Some(PmuRegister::Metrics) => self.write_metrics(value),
             Some(PmuRegister::GlobalControl) => self.global_control = value,
             Some(PmuRegister::StatusReset) => self.status &= !value,
             Some(PmuRegister::StatusSet) => self.status |= value,
@@ -150,6 +154,10 @@ impl Pmu {
     /// [`GpFault`] for a counter that does not exist (rules RDP-01 to RDP-03).
     pub fn rdpmc(&self, index: u32) -> Result<u64, GpFault> {
         const FIXED: u32 = 0x4000_0000;
+        const METRICS: u32 = 0x2000_0000;
+        if index == METRICS && self.model.perfmon.has_metrics() {
+            return Ok(self.slots.metrics().bits());
+        }
         let counter = match index.checked_sub(FIXED) {
             Some(fixed) if fixed < self.model.perfmon.fixed_counters => GP + fixed as usize,
             None if index < self.config.counters => index as usize,

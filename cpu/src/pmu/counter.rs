@@ -6,6 +6,7 @@ use hindsight_regs::pmu::{EventSelect, FIXED_COUNTERS_MAX, FixedControl, GP_COUN
 
 use super::access;
 use super::events::{EventKinds, EventTotals, Rings};
+use super::metrics::SlotTotals;
 use super::selection::{PRECISE_STORE, PebsTiming, PmuEvent, SampledAccess};
 use crate::model::{CpuModel, ModelDefinition};
 use crate::transaction::TransactionEvent;
@@ -100,6 +101,8 @@ pub struct Pmu {
     pub(super) fixed_control: u64,
     pub(super) global_control: u64,
     pub(super) status: u64,
+    /// What MSR_PERF_METRICS is made of.
+    pub(super) slots: SlotTotals,
     pub(super) pebs_enable: u64,
     pub(super) pebs_data_config: DataConfig,
     pub(super) latency_threshold: u64,
@@ -136,6 +139,7 @@ impl Pmu {
             // The general-purpose counters (rule PMU-03).
             global_control: config.all_counters() & 0xff,
             status: 0,
+            slots: SlotTotals::default(),
             pebs_enable: 0,
             pebs_data_config: DataConfig(0),
             latency_threshold: 0,
@@ -175,6 +179,7 @@ impl Pmu {
                 pmi |= self.advance(counter, &source, new);
             }
         }
+        self.count_metrics(totals);
         self.counted = *totals;
         if pmi {
             self.freeze(freeze);

@@ -215,6 +215,13 @@ impl Pmu {
                 needs |= PmuNeeds::CACHES;
             }
         }
+        if self.metrics_rings().is_some() && self.config.uarch {
+            needs |= PmuNeeds::BRANCHES
+                | PmuNeeds::NOT_TAKEN
+                | PmuNeeds::PREDICTOR
+                | PmuNeeds::ACCESSES
+                | PmuNeeds::CACHES;
+        }
         needs
     }
 

@@ -7,6 +7,7 @@ use thiserror::Error;
 use super::access::{ANY_OFFCORE, FRONTEND, IN_TRANSACTIONS, LATENCY};
 use super::counter::{ALL, GP, Pmu};
 use super::events::EventTotals;
+use super::metrics::SlotTotals;
 
 /// Saved state of a [`Pmu`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,6 +23,8 @@ pub struct PmuState {
     pub global_control: u64,
     /// IA32_PERF_GLOBAL_STATUS.
     pub status: u64,
+    /// What MSR_PERF_METRICS is made of.
+    pub slots: SlotTotals,
     /// IA32_PEBS_ENABLE.
     pub pebs_enable: u64,
     /// MSR_PEBS_DATA_CFG.
@@ -65,6 +68,7 @@ impl Pmu {
             fixed_control: self.fixed_control,
             global_control: self.global_control,
             status: self.status,
+            slots: self.slots,
             pebs_enable: self.pebs_enable,
             pebs_data_config: self.pebs_data_config,
             latency_threshold: self.latency_threshold,
@@ -105,7 +109,11 @@ impl Pmu {
                 self.model.select_bits() | IN_TRANSACTIONS,
             )?;
         }
-        let counters = self.config.all_counters();
+        let perfmon = &self.model.perfmon;
+        let counters = self.config.all_counters() | perfmon.metrics_in_global();
+        if !perfmon.has_metrics() {
+            check("number of slots", state.slots.total, 0)?;
+        }
         let waiting = state.pebs_enable & model.counter_bits();
         check(
             "fixed counter control",
@@ -137,6 +145,7 @@ impl Pmu {
         self.fixed_control = state.fixed_control;
         self.global_control = state.global_control;
         self.status = state.status;
+        self.slots = state.slots;
         self.pebs_enable = state.pebs_enable;
         self.pebs_data_config = state.pebs_data_config;
         self.latency_threshold = state.latency_threshold;

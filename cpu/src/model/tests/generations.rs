@@ -41,7 +41,7 @@ fn writes(msrs: &mut Msrs, index: u32, value: u64) -> bool {
 
 /// Model, IA32_PERF_CAPABILITIES, CPUID.0AH:EAX and entries of the LBR stack.
 const ROWS: &[(CpuModel, u64, u32, u32)] = &[
-    (CpuModel::IcelakeServer, 0x74c5, 0x0830_0805, 32),
+    (CpuModel::IcelakeServer, 0xf4c5, 0x0830_0805, 32),
     (CpuModel::SkylakeServer, 0x33c5, 0x0730_0404, 32),
     (CpuModel::CascadeLake, 0x33c5, 0x0730_0404, 32),
     (CpuModel::Skylake, 0x33c5, 0x0730_0404, 32),
@@ -97,6 +97,7 @@ fn registers_of_later_generations_fault() {
             (regs::IA32_PERF_GLOBAL_STATUS_SET, leaf_0a & 0xff >= 4),
             (regs::IA32_PERF_GLOBAL_INUSE, leaf_0a & 0xff >= 4),
             (regs::MSR_PEBS_FRONTEND, entries == 32),
+            (regs::MSR_PERF_METRICS, model == CpuModel::IcelakeServer),
             (regs::MSR_PEBS_DATA_CFG, model == CpuModel::IcelakeServer),
             (
                 regs::IA32_A_PMC0,
@@ -436,8 +437,11 @@ fn ice_lake_has_perfmon_version_5() {
     );
     let mut msrs = msrs(CpuModel::IcelakeServer);
     for (index, value, accepted) in [
-        (regs::IA32_PERF_GLOBAL_CTRL, 0xf_0000_00ff, true),
+        (regs::IA32_PERF_GLOBAL_CTRL, 0x1_000f_0000_00ff, true),
         (regs::IA32_PERF_GLOBAL_CTRL, 1 << 36, false),
+        (regs::IA32_PERF_GLOBAL_STATUS_SET, 1 << 48, true),
+        (regs::MSR_PERF_METRICS, 0xffff_ffff, true),
+        (regs::MSR_PERF_METRICS, 1 << 32, false),
         (regs::IA32_PERF_GLOBAL_STATUS_SET, 1 << 35, true),
         (regs::IA32_PERF_GLOBAL_STATUS_RESET, 1 << 35, true),
         (regs::IA32_PERF_GLOBAL_STATUS_RESET, 1 << 36, false),

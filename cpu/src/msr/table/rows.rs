@@ -293,7 +293,7 @@ const UPPER: u32 = hindsight_regs::pmu::GP_COUNTERS_MAX - GP_COUNTERS;
 const UPPER_COUNTERS: &[(Facilities, u64)] = &[(Facilities::PMU8, global::UPPER_COUNTERS)];
 
 /// The bits of the global PMU registers that Ice Lake brought.
-const ICELAKE: u64 = global::FIXED_3;
+const ICELAKE: u64 = global::FIXED_3 | global::PERF_METRICS;
 
 /// The transaction bits of an event selection (rule PMU-13), and that of adaptive PEBS.
 const IN_TX: &[(Facilities, u64)] = &[
@@ -444,6 +444,7 @@ pub const TABLE: &[MsrSpec] = {
             .run(FIXED_COUNTERS).writable(COUNTER_MASK),
         pmu_register(regs::IA32_FIXED_CTR0 + FIXED_COUNTERS, "IA32_FIXED_CTR3")
             .writable(COUNTER_MASK),
+        pmu_register(regs::MSR_PERF_METRICS, "MSR_PERF_METRICS").writable(LOW_HALF),
         M::new(regs::IA32_PERF_CAPABILITIES, "IA32_PERF_CAPABILITIES", Constant)
             .needs_any(Facilities::PERF_CAPABILITIES).reset_by(perf_capabilities).faults_on_write(),
         pmu_register(regs::IA32_FIXED_CTR_CTRL, "IA32_FIXED_CTR_CTRL")

@@ -508,8 +508,8 @@ generation! {
 
 generation! {
     "icelake-server", 0x606a6,
-    Generation { capabilities: 0x74c5, bytes: 32, instructions: 7, vnni: Some(true) },
-    "GEN-18", "GEN-25"
+    Generation { capabilities: 0xf4c5, bytes: 32, instructions: 7, vnni: Some(true) },
+    "GEN-18", "GEN-25", "GEN-26"
 }
 
 generation! {

@@ -1,4 +1,4 @@
-//! What Ice Lake's performance monitor adds: version 5, eight counters, slots and adaptive PEBS.
+//! What Ice Lake's performance monitor adds: version 5, eight counters, slots, metrics and adaptive PEBS.
 
 #![no_std]
 #![no_main]
@@ -12,7 +12,7 @@ use hindsight_guest::regs::cpuid::Feature;
 use hindsight_guest::regs::cr::Cr4;
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::regs::pmu::pebs::{self, DataConfig, groups};
-use hindsight_guest::regs::pmu::{EventSelect, FixedControl};
+use hindsight_guest::regs::pmu::{EventSelect, FixedControl, Metrics, global};
 use hindsight_guest::report;
 use hindsight_payloads::counted;
 use hindsight_payloads::pmu::{self, ON, PebsArea};
@@ -222,6 +222,7 @@ fn disarm() {
     for index in [
         reg::IA32_PEBS_ENABLE,
         reg::MSR_PEBS_DATA_CFG,
+        reg::MSR_PERF_METRICS,
         reg::IA32_FIXED_CTR_CTRL,
         reg::IA32_DEBUGCTL,
         reg::IA32_DS_AREA,
@@ -413,6 +414,110 @@ case! {
         }
         pmu::stop();
         check_eq!(ds.record(0, 16), 1 << 34, "applicable counters");
+        disarm();
+    }
+}
+
+/// All fixed counters, at every privilege level.
+const ALL_FIXED: u64 = 0x3333;
+/// Fixed counters 0, 1 and 3, the metrics, and general-purpose counters 0 and 1.
+const METRICS: u64 = 0xb_0000_0003 | global::PERF_METRICS;
+
+/// What the metrics of the counted cycles must be, by the pipeline of rule GEN-27.
+fn expected_metrics() -> Metrics {
+    let (instructions, cycles) = (pmu::fixed(0), pmu::fixed(1));
+    let (mispredicted, missed) = (pmu::get(0), pmu::get(1));
+    let slots = SLOTS * cycles;
+    let fraction = |part: u64| u8::try_from(part * 255 / slots).unwrap_or(255);
+    let retiring = fraction(instructions);
+    let bad_speculation = fraction(4 * mispredicted);
+    let backend_bound = fraction(4 * missed + SLOTS * (cycles - instructions));
+    Metrics {
+        retiring,
+        bad_speculation,
+        frontend_bound: 255 - retiring - bad_speculation - backend_bound,
+        backend_bound,
+    }
+}
+
+/// Checks MSR_PERF_METRICS against the counters, and returns it.
+fn check_metrics() -> Metrics {
+    let found = msr::read(reg::MSR_PERF_METRICS);
+    check_eq!(found, expected_metrics().bits(), "the metrics");
+    check_eq!(rdpmc(0x2000_0000), found, "the metrics by RDPMC");
+    check_eq!(pmu::fixed(3), SLOTS * pmu::fixed(1), "the slots");
+    Metrics::from_bits(found)
+}
+
+/// Prepares the counters of a program whose metrics are checked.
+fn prepare_metrics() {
+    disarm();
+    // Mispredicted branches, and loads that missed the L1.
+    pmu::select(0, 0xc5, 0x00, ON);
+    pmu::select(1, 0xd1, 0x08, ON);
+    msr::write(reg::IA32_FIXED_CTR_CTRL, ALL_FIXED);
+}
+
+case! {
+    name: "metrics_registers", cpl: [0], rules: ["GEN-26"], needs: ["msr-exit"], cpu: "icelake-server",
+    about: "MSR_PERF_METRICS and its bit of the global registers",
+    fn body(ctx) {
+        need_icelake!(ctx);
+        disarm();
+        check_writes(&[
+            (reg::MSR_PERF_METRICS, 0xffff_ffff, true),
+            (reg::MSR_PERF_METRICS, 1 << 32, false),
+            (reg::IA32_PERF_GLOBAL_CTRL, global::PERF_METRICS | COUNTERS, true),
+            (reg::IA32_PERF_GLOBAL_CTRL, 1 << 49, false),
+            (reg::IA32_PERF_GLOBAL_STATUS_RESET, 1 << 49, false),
+        ]);
+        msr::write(reg::IA32_PERF_GLOBAL_STATUS_SET, global::PERF_METRICS);
+        check_eq!(pmu::status(), global::PERF_METRICS, "status");
+        msr::write(reg::IA32_PERF_GLOBAL_STATUS_RESET, global::PERF_METRICS);
+        msr::write(reg::IA32_FIXED_CTR0 + 3, 1000);
+        msr::write(reg::MSR_PERF_METRICS, 0x3399_0033);
+        check_eq!(msr::read(reg::MSR_PERF_METRICS), 0x3399_0033, "what was written");
+        disarm();
+        check_eq!(msr::read(reg::MSR_PERF_METRICS), 0, "after a write of 0");
+    }
+}
+
+case! {
+    name: "metrics", cpl: [0], rules: ["GEN-26", "GEN-27"], needs: ["msr-exit"], cpu: "icelake-server",
+    about: "the metrics are those of the pipeline, for straight code, strings, misses and mispredictions",
+    fn body(ctx) {
+        need_icelake!(ctx);
+        let mut data = [0_u8; 256];
+        let at = data.as_mut_ptr() as u64;
+
+        prepare_metrics();
+        counted!(METRICS, ".rept 96", "nop", ".endr");
+        let found = check_metrics();
+        check_eq!((found.retiring, found.frontend_bound), (51, 204), "of straight code");
+
+        prepare_metrics();
+        counted!(METRICS, "mov rdi, r8", "mov ecx, 200", "rep stosb"; in("r8") at, out("rdi") _,);
+        check!(check_metrics().backend_bound > 200, "a string instruction is backend bound");
+
+        prepare_metrics();
+        counted!(METRICS, ".rept 50", "clflush [r8]", "mov r9, [r8]", ".endr"; in("r8") at, out("r9") _,);
+        check!(pmu::get(1) >= 50, "loads missed");
+        check!(check_metrics().backend_bound > 90, "loads that miss are backend bound");
+
+        prepare_metrics();
+        // The directions are the bits of a random number.
+        counted!(METRICS, "mov r8, {number}", "mov r9d, 256",
+            "2: imul r8, r8, 0x5851f42d", "add r8, 0x7f2d", "bt r8, 40", "jc 3f", "3: dec r9d", "jnz 2b";
+            number = const VALUE, out("r8") _, out("r9") _,);
+        check!(pmu::get(0) >= 20, "branches were mispredicted");
+        check!(check_metrics().bad_speculation > 5, "mispredicted branches are bad speculation");
+
+        // Without the bit of the metrics, or without fixed counter 3, they stand still.
+        prepare_metrics();
+        counted!(METRICS & !global::PERF_METRICS, "nop");
+        check_eq!(msr::read(reg::MSR_PERF_METRICS), 0, "without their bit");
+        counted!(METRICS & !global::FIXED_3, "nop");
+        check_eq!(msr::read(reg::MSR_PERF_METRICS), 0, "without fixed counter 3");
         disarm();
     }
 }
