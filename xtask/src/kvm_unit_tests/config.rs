@@ -128,6 +128,17 @@ pub struct Expectations {
     /// Tests that require environment variables, which the suite reads from the initial RAM disk.
     #[serde(default)]
     environment: Vec<Environment>,
+    /// Tests that run with another processor profile than the default one.
+    #[serde(default)]
+    profile: Vec<Profile>,
+}
+
+/// The processor profile of the tests that match the patterns.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Profile {
+    tests: Vec<String>,
+    cpu: String,
 }
 
 /// Environment variables of the tests that match the patterns.
@@ -167,6 +178,13 @@ impl Expectations {
         let environment = given.find(|given| matches(&given.tests, name))?;
         Some(&environment.variables)
     }
+
+    /// Returns the processor profile of a test, unless it is the default one.
+    pub fn profile(&self, name: &str) -> Option<&str> {
+        let mut given = self.profile.iter();
+        let profile = given.find(|given| matches(&given.tests, name))?;
+        Some(&profile.cpu)
+    }
 }
 
 /// Whether one of the patterns matches a name. A `*` at a pattern's end matches any rest.
@@ -203,5 +221,13 @@ mod tests {
         assert_eq!(expectations.reason("svm_npt"), Some("none of these"));
         assert_eq!(expectations.reason("la57"), Some("none of these"));
         assert_eq!(expectations.reason("la57x"), None);
+    }
+
+    #[test]
+    fn profile_is_that_of_the_test() {
+        let text = "lacks = []\n[[profile]]\ntests = ['pmu_pebs']\ncpu = 'icelake-server'\n";
+        let expectations: Expectations = toml::from_str(text).unwrap();
+        assert_eq!(expectations.profile("pmu_pebs"), Some("icelake-server"));
+        assert_eq!(expectations.profile("pmu"), None);
     }
 }

@@ -52,6 +52,11 @@ impl Job {
         }
     }
 
+    /// Sets the processor profile, unless it is the default one.
+    pub fn set_profile(&mut self, cpu: Option<&str>) {
+        self.options.extend(cpu.map(|cpu| format!("--cpu={cpu}")));
+    }
+
     /// Makes the initial RAM disk that passes environment variables to the test.
     pub fn set_environment(&mut self, variables: Option<&str>) -> Result<()> {
         let Some(variables) = variables else {

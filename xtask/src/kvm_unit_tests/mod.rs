@@ -118,6 +118,7 @@ pub fn run(arguments: &KvmUnitTestsArguments) -> Result<u8> {
             let named = arguments.filter.as_ref();
             if named.map_or(!test.on_request, |text| test.name.contains(text)) {
                 let mut job = Job::new(&checkout, test, arguments, &results);
+                job.set_profile(expectations.profile(&test.name));
                 job.set_environment(expectations.environment(&test.name))?;
                 jobs.push(job);
             }

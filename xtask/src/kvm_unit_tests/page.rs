@@ -8,7 +8,8 @@ use super::{TestResult, Verdict};
 const HEAD: &str = "\
 # kvm-unit-tests
 
-The suite that checks KVM and other monitors, run in the interpreter with the default profile. This page is made by
+The suite that checks KVM and other monitors, run in the interpreter with the default profile, and
+`pmu_pebs` with `icelake-server`. This page is made by
 
     cargo xtask kvm-unit-tests CHECKOUT...
 
