@@ -28,7 +28,7 @@ use crate::virtio::DmaMemory;
 use crate::virtio::entropy::{Entropy, SeededEntropy};
 use crate::virtio::scsi::VirtioCdrom;
 use crate::virtio::test_driver::{self, MemoryDisk};
-use crate::{IrqLine, MmioBus, NanoClock, PortBus, Requests, SharedDevice};
+use crate::{Backlog, IrqLine, MmioBus, NanoClock, PortBus, Requests, SharedDevice};
 use proptest::prelude::*;
 use vm_memory::{Bytes, GuestAddress};
 
@@ -83,6 +83,7 @@ fn pc_root(ram: &DmaMemory) -> PciRoot {
         ram,
         &MsiSender::new(|_, _| {}),
         IntxLines::new(|_, _| {}),
+        Backlog::new(|| {}),
     )
 }
 

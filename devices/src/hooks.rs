@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A request of the guest to the whole machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +40,42 @@ impl Requests {
 impl fmt::Debug for Requests {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Requests")
+    }
+}
+
+/// Whether devices have left work for later, so that no access of a guest takes for ever.
+#[derive(Clone)]
+pub struct Backlog(Arc<BacklogShared>);
+
+struct BacklogShared {
+    waiting: AtomicBool,
+    notify: Box<dyn Fn() + Send + Sync>,
+}
+
+impl Backlog {
+    /// A handle that calls `notify` for each report, with the device locked.
+    pub fn new(notify: impl Fn() + Send + Sync + 'static) -> Self {
+        Self(Arc::new(BacklogShared {
+            waiting: AtomicBool::new(false),
+            notify: Box::new(notify),
+        }))
+    }
+
+    /// Reports that a device has work left.
+    pub fn report(&self) {
+        self.0.waiting.store(true, Ordering::SeqCst);
+        (self.0.notify)();
+    }
+
+    /// Whether a device has reported work since the last call. The caller then does some of it.
+    pub fn take(&self) -> bool {
+        self.0.waiting.load(Ordering::Relaxed) && self.0.waiting.swap(false, Ordering::SeqCst)
+    }
+}
+
+impl fmt::Debug for Backlog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Backlog")
     }
 }
 

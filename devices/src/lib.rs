@@ -86,7 +86,7 @@ pub mod vga;
 pub mod virtio;
 
 pub use bus::{BusError, Device, MmioBus, PortBus, SharedDevice};
-pub use hooks::{IrqLine, MachineRequest, NanoClock, Requests};
+pub use hooks::{Backlog, IrqLine, MachineRequest, NanoClock, Requests};
 pub use inspect::{Inspect, InspectField};
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use super::chipset::{self, Chipset, FIRST_DEVICE_SLOT};
 use super::intx::IntxLines;
 use super::{ConfigSpace, DEVICES_MAX, ECAM_LEN, MsiSender, PciIdentity, WINDOW_BASE};
 use crate::bus::{Device, lock};
+use crate::hooks::Backlog;
 use crate::virtio::function::BAR_SPACE;
 use crate::virtio::{
     DmaMemory, VirtioDevice, VirtioFunction, VirtioFunctionState, VirtioStateError,
@@ -67,6 +68,7 @@ pub struct PciRoot {
     first_slot: u8,
     functions: Vec<VirtioFunction>,
     lines: IntxLines,
+    backlog: Backlog,
     /// The state after the bus was built.
     first: PciRootState,
 }
@@ -76,13 +78,15 @@ pub type SharedRoot = Arc<Mutex<PciRoot>>;
 
 impl PciRoot {
     /// A bus with `devices` in the slots after the bridge's; those beyond [`Bridge::devices_max`] are
-    /// left out.
+    /// left out. What they do not serve at once is reported to `backlog`, for
+    /// [`PciRoot::serve_backlog`].
     pub fn new(
         bridge: Bridge,
         devices: Vec<Box<dyn VirtioDevice>>,
         memory: &DmaMemory,
         sender: &MsiSender,
         lines: IntxLines,
+        backlog: Backlog,
     ) -> Self {
         debug_assert!(
             devices.len() <= bridge.devices_max(),
@@ -106,6 +110,7 @@ impl PciRoot {
             first_slot: bridge.first_slot(),
             functions: functions.collect(),
             lines,
+            backlog,
             first: PciRootState::default(),
         };
         root.first = root.save();
@@ -124,7 +129,7 @@ impl PciRoot {
             function.bus_reset(first);
         }
         for slot in (self.first_slot..).take(self.functions.len()) {
-            self.update_line(slot);
+            self.settle(slot);
         }
     }
 
@@ -173,15 +178,20 @@ impl PciRoot {
             && number == 0
         {
             function.config_write(offset, data);
-            self.update_line(slot);
+            self.settle(slot);
         }
     }
 
-    fn update_line(&mut self, slot: u8) {
-        let level = self
-            .function(slot)
-            .is_some_and(|function| function.intx_level());
+    /// Drives the line of a function that has changed, and reports requests that it has left.
+    fn settle(&mut self, slot: u8) {
+        let Some(function) = self.function(slot) else {
+            return self.lines.set(slot, false);
+        };
+        let (level, left) = (function.intx_level(), function.has_backlog());
         self.lines.set(slot, level);
+        if left {
+            self.backlog.report();
+        }
     }
 
     /// The slot of the function whose BAR decodes all of `len` bytes, the BAR, and the offset in it.
@@ -196,7 +206,19 @@ impl PciRoot {
     pub fn serve(&mut self, slot: u8) {
         if let Some(function) = self.function(slot) {
             function.serve_all();
-            self.update_line(slot);
+            self.settle(slot);
+        }
+    }
+
+    /// Serves one queue of each function that has left requests. Reports if any are left then.
+    pub fn serve_backlog(&mut self) {
+        for slot in (self.first_slot..).take(self.functions.len()) {
+            if let Some(function) = self.function(slot)
+                && function.has_backlog()
+            {
+                function.serve_backlog();
+                self.settle(slot);
+            }
         }
     }
 
@@ -204,7 +226,7 @@ impl PciRoot {
     pub fn config_changed(&mut self, slot: u8) {
         if let Some(function) = self.function(slot) {
             function.config_changed();
-            self.update_line(slot);
+            self.settle(slot);
         }
     }
 
@@ -236,7 +258,7 @@ impl PciRoot {
             chipset.restore(&state.chipset);
         }
         for slot in (self.first_slot..).take(self.functions.len()) {
-            self.update_line(slot);
+            self.settle(slot);
         }
         Ok(())
     }
@@ -293,7 +315,7 @@ impl Device for PciWindow {
             function.bar_read(bar, offset, data);
         }
         // Reading the ISR status deasserts the line.
-        root.update_line(slot);
+        root.settle(slot);
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) {
@@ -303,7 +325,7 @@ impl Device for PciWindow {
             if let Some(function) = root.function(slot) {
                 function.bar_write(bar, offset, data);
             }
-            root.update_line(slot);
+            root.settle(slot);
         }
     }
 }

@@ -24,6 +24,8 @@ const RANGES_MAX: u32 = 16;
 const RANGE_SECTORS_MAX: u32 = 1 << 22;
 /// Bytes of one read or write. OVMF's driver makes requests of up to this size.
 const TRANSFER_MAX: u64 = 1 << 30;
+/// Bytes whose transfer takes as long as a flush, a discard or zeroes may.
+const SLOW_REQUEST: usize = 16 << 20;
 /// Failures of one disk that are logged.
 const REPORTED_MAX: u32 = 16;
 
@@ -315,8 +317,8 @@ impl VirtioDisk {
         }
     }
 
-    /// Serves one request. Returns the bytes written to the chain.
-    fn serve(&mut self, chain: &Chain, memory: &DmaMemory) -> Result<usize, QueueError> {
+    /// Serves one request. Returns the bytes written to the chain, and the cost besides its bytes.
+    fn serve(&mut self, chain: &Chain, memory: &DmaMemory) -> Result<(usize, usize), QueueError> {
         let mut header = [0; HEADER_LEN];
         if chain.read(memory, 0, &mut header)? != HEADER_LEN {
             return Err(QueueError::Request("a disk request has no header"));
@@ -344,8 +346,12 @@ impl VirtioDisk {
             }
         };
         chain.write(memory, status_at, &[status])?;
+        let cost = match kind {
+            REQUEST_FLUSH | REQUEST_DISCARD | REQUEST_WRITE_ZEROES => SLOW_REQUEST,
+            _ => 0,
+        };
         // The used length covers the status, which follows all data.
-        Ok(status_at + 1)
+        Ok((status_at + 1, cost))
     }
 }
 
@@ -396,7 +402,8 @@ impl VirtioDevice for VirtioDisk {
 
     fn process(&mut self, queues: &mut VirtQueues<'_>, index: usize) -> Result<(), QueueError> {
         while let Some(chain) = queues.pop(index)? {
-            let written = self.serve(&chain, queues.memory())?;
+            let (written, cost) = self.serve(&chain, queues.memory())?;
+            queues.charge(cost);
             queues.complete(index, &chain, written)?;
         }
         Ok(())

@@ -6,6 +6,9 @@ use vm_memory::{Bytes, GuestAddress, GuestMemory, Permissions};
 use super::memory::DmaMemory;
 use super::queues::QueueError;
 
+/// Buffers of a chain, with an indirect table: four times as many as QEMU accepts.
+pub(super) const BUFFERS_MAX: usize = 4096;
+
 /// A part of a buffer in guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct BufferPart {
@@ -25,7 +28,7 @@ impl Chain {
     /// Collects the descriptors of a chain.
     ///
     /// # Errors
-    /// The chain loops, a table or buffer is not in memory, or a device-readable buffer follows a
+    /// The chain loops or is too long, a table or buffer is not in memory, or a device-readable buffer follows a
     /// device-writable one.
     pub(super) fn collect(
         descriptors: DescriptorChain<&DmaMemory>,
@@ -40,6 +43,9 @@ impl Chain {
         for descriptor in descriptors {
             // The iterator ends early, without an error, at anything that it cannot follow.
             complete = !descriptor.has_next();
+            if chain.buffer_count() == BUFFERS_MAX {
+                return Err(QueueError::Long(chain.head));
+            }
             let part = BufferPart {
                 address: descriptor.addr().0,
                 len: descriptor.len(),

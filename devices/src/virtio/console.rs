@@ -19,6 +19,8 @@ pub const PORTS_MAX: usize = 16;
 const INPUT_MAX: usize = 1 << 16;
 /// Bytes that are copied at once.
 const COPY_LEN: usize = 1 << 14;
+/// Bytes of one request of output.
+const OUTPUT_MAX: usize = 16 << 20;
 /// Control messages that wait for the guest; a driver that makes more is reset.
 const MESSAGES_MAX: usize = 64 * PORTS_MAX;
 
@@ -198,6 +200,9 @@ impl VirtioConsole {
     ) -> Result<(), QueueError> {
         let mut buffer = [0; COPY_LEN];
         while let Some(chain) = queues.pop(index)? {
+            if chain.readable_len() > OUTPUT_MAX {
+                return Err(QueueError::Request("output is longer than 16 MiB"));
+            }
             let mut offset = 0;
             loop {
                 let count = chain.read(queues.memory(), offset, &mut buffer)?;

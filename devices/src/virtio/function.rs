@@ -77,6 +77,9 @@ pub struct VirtioFunctionState {
     pub common: CommonRegisters,
     /// The queues.
     pub queues: Vec<VirtQueueState>,
+    /// The queues whose requests wait for the device, in the order in which it serves them.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub backlog: Vec<u16>,
     /// The device behind the transport.
     pub device: VirtioDeviceState,
 }
@@ -91,6 +94,8 @@ pub struct VirtioFunction {
     common: CommonRegisters,
     queues: Vec<Queue>,
     vectors: Vec<u16>,
+    /// The queues that had more requests than the device serves at a time, the first to serve first.
+    backlog: Vec<u16>,
     device: Box<dyn VirtioDevice>,
     memory: DmaMemory,
 }
@@ -120,6 +125,13 @@ fn structure(kind: u8, offset: u64, len: u64, extra: &[u8]) -> Vec<u8> {
     body.extend(&len.to_le_bytes()[..4]);
     body.extend(extra);
     body
+}
+
+/// Whether `backlog` has numbers of `count` queues, each once.
+fn are_queues(backlog: &[u16], count: usize) -> bool {
+    backlog.len() <= count
+        && backlog.iter().all(|&queue| usize::from(queue) < count)
+        && (1..backlog.len()).all(|at| !backlog[..at].contains(&backlog[at]))
 }
 
 impl VirtioFunction {
@@ -180,6 +192,7 @@ impl VirtioFunction {
             common: CommonRegisters::default(),
             queues: queues.expect("sizes of queues are powers of two"),
             vectors: vec![NO_VECTOR; sizes.len()],
+            backlog: Vec::new(),
             device,
             memory,
         };
@@ -212,6 +225,7 @@ impl VirtioFunction {
             queue.set_size(queue.max_size());
         }
         self.vectors.fill(NO_VECTOR);
+        self.backlog.clear();
         self.device.reset();
     }
 
@@ -319,6 +333,18 @@ impl VirtioFunction {
         }
     }
 
+    /// Whether requests wait for [`VirtioFunction::serve_backlog`].
+    pub fn has_backlog(&self) -> bool {
+        !self.backlog.is_empty() && self.is_serving()
+    }
+
+    /// Serves the queue whose requests have waited longest, of those beyond what is served at a time.
+    pub fn serve_backlog(&mut self) {
+        if self.has_backlog() {
+            self.serve(self.backlog[0].into());
+        }
+    }
+
     /// Reports a change of the device-specific configuration to the driver.
     pub fn config_changed(&mut self) {
         self.common.generation = self.common.generation.wrapping_add(1);
@@ -328,25 +354,34 @@ impl VirtioFunction {
         }
     }
 
-    fn serve(&mut self, index: usize) {
+    /// Whether the driver is ready, the device has not stopped, and it may access memory.
+    fn is_serving(&self) -> bool {
         let status = self.common.status;
-        if !status.contains(DeviceStatus::DRIVER_OK)
-            || status.contains(DeviceStatus::NEEDS_RESET)
-            || !self.config.is_bus_master()
-            || index >= self.queues.len()
-        {
+        status.contains(DeviceStatus::DRIVER_OK)
+            && !status.contains(DeviceStatus::NEEDS_RESET)
+            && self.config.is_bus_master()
+    }
+
+    fn serve(&mut self, index: usize) {
+        if !self.is_serving() || index >= self.queues.len() {
             return;
         }
+        self.backlog.retain(|&queue| usize::from(queue) != index);
         let mut queues = VirtQueues::new(&self.memory, &mut self.queues);
         let served = self.device.process(&mut queues, index);
-        let last = queues.last();
+        let (last, left) = (queues.last(), queues.backlog());
         let interrupts = queues.take_interrupts();
         match interrupts {
             Ok(due) => self.raise_queues(due),
             Err(error) => return self.fail(last, &error),
         }
         if let Err(error) = served {
-            self.fail(last, &error);
+            return self.fail(last, &error);
+        }
+        for queue in (0..).take(self.queues.len()) {
+            if left & 1 << queue != 0 && !self.backlog.contains(&queue) {
+                self.backlog.push(queue);
+            }
         }
     }
 
@@ -525,6 +560,7 @@ impl VirtioFunction {
                     vector,
                 })
                 .collect(),
+            backlog: self.backlog.clone(),
             device: self.device.save(),
         }
     }
@@ -556,8 +592,12 @@ impl VirtioFunction {
             }
             queues.push(queue);
         }
+        if !are_queues(&state.backlog, queues.len()) {
+            return Err(VirtioStateError::Queue);
+        }
         self.device.restore(&state.device)?;
         self.queues = queues;
+        self.backlog.clone_from(&state.backlog);
         for (index, saved) in state.queues.iter().enumerate() {
             self.vectors[index] = self.checked_vector(saved.vector);
         }

@@ -3,7 +3,8 @@
 //! Follows "Virtual I/O Device (VIRTIO) Version 1.2", OASIS. There is no legacy interface: a driver
 //! must accept VIRTIO_F_VERSION_1. Queues are split rings with indirect descriptors and event indices.
 //! A device serves its queues during the guest's access to the notification register, so that a
-//! deterministic machine completes a request at the same instruction in every run.
+//! deterministic machine completes a request at the same instruction in every run. It serves a bounded
+//! number of them at a time ([`queues::VirtQueues`]); [`crate::pci::PciRoot::serve_backlog`] serves the rest.
 //!
 //! | Module | Contents |
 //! | --- | --- |
@@ -23,6 +24,8 @@
 //! A ring or chain that the specification forbids (a loop, a length beyond memory, an index that jumps)
 //! sets DEVICE_NEEDS_RESET, is logged in one line, and stops the device until the driver resets it.
 
+#[cfg(test)]
+mod backlog_tests;
 pub mod block;
 pub mod chain;
 mod common;

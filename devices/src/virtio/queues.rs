@@ -3,8 +3,14 @@
 use thiserror::Error;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 
-use super::chain::Chain;
+use super::chain::{BUFFERS_MAX, Chain};
 use super::memory::DmaMemory;
+
+/// Requests that a device serves at a time. A queue has fewer, so that only a guest that adds requests
+/// meanwhile gets beyond it: from another processor, or through a buffer in its own available ring.
+pub const CHAINS_MAX: u16 = 1024;
+/// Bytes of the buffers of such requests: the longest requests of a full queue of Linux have fewer.
+pub const BYTES_MAX: usize = 512 << 20;
 
 /// A driver's violation of the specification. The device then stops until the driver resets it.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -24,6 +30,9 @@ pub enum QueueError {
     /// A chain has more descriptors than its table, or leads out of the table or of memory.
     #[error("the chain of descriptor {0} has no end")]
     Endless(u16),
+    /// A chain has more buffers than any driver makes.
+    #[error("the chain of descriptor {0} has more than {BUFFERS_MAX} buffers")]
+    Long(u16),
     /// A device-readable buffer follows a device-writable one.
     #[error("the chain of descriptor {0} has a readable buffer after a writable one")]
     Order(u16),
@@ -42,6 +51,9 @@ impl QueueError {
 }
 
 /// The queues of a device, and guest memory.
+///
+/// After [`CHAINS_MAX`] requests or [`BYTES_MAX`] bytes there is no further request in any queue. The
+/// transport serves the queues that have more after the processors had a chance to stop.
 #[derive(Debug)]
 pub struct VirtQueues<'a> {
     memory: &'a DmaMemory,
@@ -50,6 +62,11 @@ pub struct VirtQueues<'a> {
     used: u64,
     /// The queue that was accessed last, for the log.
     last: usize,
+    /// Requests and bytes that may still be served.
+    chains_left: u16,
+    bytes_left: usize,
+    /// Queues that have requests beyond that, a bit each.
+    backlog: u64,
 }
 
 impl<'a> VirtQueues<'a> {
@@ -59,6 +76,9 @@ impl<'a> VirtQueues<'a> {
             queues,
             used: 0,
             last: 0,
+            chains_left: CHAINS_MAX,
+            bytes_left: BYTES_MAX,
+            backlog: 0,
         }
     }
 
@@ -67,7 +87,8 @@ impl<'a> VirtQueues<'a> {
         self.memory
     }
 
-    /// Takes the next request of a queue; none if the driver offers no more or has not set it up.
+    /// Takes the next request of a queue; none if the driver offers no more or has not set it up, or if
+    /// enough were served. The device is then called again for this queue.
     ///
     /// # Errors
     /// The driver violated the specification.
@@ -77,10 +98,20 @@ impl<'a> VirtQueues<'a> {
         let Some(queue) = self.queues.get_mut(index).filter(|queue| queue.ready()) else {
             return Ok(None);
         };
+        if self.chains_left == 0 || self.bytes_left == 0 {
+            let more = queue.enable_notification(memory);
+            if more.map_err(|_| QueueError::Ring)? {
+                self.backlog |= 1 << index;
+            }
+            return Ok(None);
+        }
         loop {
             let mut available = queue.iter(memory).map_err(|_| QueueError::Ring)?;
             if let Some(descriptors) = available.next() {
-                return Chain::collect(descriptors, memory).map(Some);
+                let chain = Chain::collect(descriptors, memory)?;
+                self.chains_left -= 1;
+                self.charge(chain.readable_len() + chain.writable_len());
+                return Ok(Some(chain));
             }
             // The driver may have added a request before it could see that notifications are on.
             let more = queue.enable_notification(memory);
@@ -88,6 +119,11 @@ impl<'a> VirtQueues<'a> {
                 return Ok(None);
             }
         }
+    }
+
+    /// Counts work that takes as long as `bytes` more bytes of the request's buffers.
+    pub fn charge(&mut self, bytes: usize) {
+        self.bytes_left = self.bytes_left.saturating_sub(bytes);
     }
 
     /// Returns a request to the driver, of whose writable buffers `written` bytes were written.
@@ -109,6 +145,11 @@ impl<'a> VirtQueues<'a> {
         added.map_err(|_| QueueError::Ring)?;
         self.used |= 1 << index;
         Ok(())
+    }
+
+    /// The queues that have further requests, a bit each.
+    pub(super) fn backlog(&self) -> u64 {
+        self.backlog
     }
 
     /// The queue that was accessed last.

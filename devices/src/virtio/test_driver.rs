@@ -6,7 +6,7 @@
 )]
 
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
@@ -27,21 +27,60 @@ pub type Writes = Arc<Mutex<Vec<(u64, u64)>>>;
 
 /// Returns guest memory that begins at address 0, and the log of devices' writes to it.
 pub fn memory() -> (DmaMemory, Writes) {
-    let writes = Writes::default();
-    let log = writes.clone();
-    let report = Arc::new(move |address, len| log.lock().unwrap().push((address, len)));
+    let (memory, writes, _) = fed_memory();
+    (memory, writes)
+}
+
+fn fed_memory() -> (DmaMemory, Writes, Arc<Feeder>) {
+    let (writes, feeder) = (Writes::default(), Arc::<Feeder>::default());
+    let (log, observer) = (writes.clone(), feeder.clone());
+    let report = Arc::new(move |address, len| {
+        log.lock().unwrap().push((address, len));
+        observer.written(address);
+    });
     let mapping = MmapRegionBuilder::new_with_bitmap(MEMORY, WriteReporter::new(0, report))
         .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
         .build()
         .unwrap();
     let region = GuestRegionMmap::new(mapping, GuestAddress(0)).unwrap();
-    (GuestMemoryMmap::from_regions(vec![region]).unwrap(), writes)
+    let memory = GuestMemoryMmap::from_regions(vec![region]).unwrap();
+    (memory, writes, feeder)
+}
+
+/// What another processor does while a device serves a queue: it adds the first request again for
+/// each one that the device returns.
+#[derive(Default)]
+pub struct Feeder {
+    memory: OnceLock<DmaMemory>,
+    /// The queue, and how many requests are still added.
+    queue: Mutex<Option<(u64, u32)>>,
+}
+
+impl Feeder {
+    /// Takes a device's write to memory.
+    fn written(&self, address: u64) {
+        let mut feeding = self.queue.lock().unwrap();
+        let Some(memory) = self.memory.get() else {
+            return;
+        };
+        match &mut *feeding {
+            Some((queue, left)) if address == *queue * RINGS + 0x2002 && *left != 0 => {
+                *left -= 1;
+                let at = GuestAddress(*queue * RINGS + 0x1002);
+                drop(feeding);
+                let index: u16 = memory.read_obj(at).unwrap();
+                memory.write_obj(index.wrapping_add(1), at).unwrap();
+            }
+            _ => {}
+        }
+    }
 }
 
 /// A driver and its device.
 pub struct Driver {
     pub memory: DmaMemory,
     pub writes: Writes,
+    feeder: Arc<Feeder>,
     function: VirtioFunction,
     /// Requests made, by queue.
     next: [u16; 8],
@@ -49,15 +88,23 @@ pub struct Driver {
 
 impl Driver {
     pub fn new(device: Box<dyn VirtioDevice>) -> Self {
-        let (memory, writes) = memory();
+        let (memory, writes, feeder) = fed_memory();
+        let _ = feeder.memory.set(memory.clone());
         let sender = MsiSender::new(|_, _| {});
         let function = VirtioFunction::new(1, 0xc000_0000, device, memory.clone(), sender);
         Self {
             memory,
             writes,
+            feeder,
             function,
             next: [0; 8],
         }
+    }
+
+    /// Makes another processor add the first request of a queue again for each that the device
+    /// returns, `count` times.
+    pub fn feed(&mut self, queue: u64, count: u32) {
+        *self.feeder.queue.lock().unwrap() = Some((queue, count));
     }
 
     pub fn function(&mut self) -> &mut VirtioFunction {

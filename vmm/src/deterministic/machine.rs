@@ -118,6 +118,7 @@ impl DeterministicMachine {
                     self.reset();
                     continue;
                 }
+                TurnEnd::Served => continue,
                 TurnEnd::Ran => *idle = false,
                 TurnEnd::Idle => {}
             }

@@ -44,6 +44,8 @@ pub(super) enum TurnEnd {
     Paused,
     /// The guest requested a reset, which the machine makes before anything else.
     Reset,
+    /// Interrupted: devices have served requests that they had left for later.
+    Served,
     /// The machine stops.
     Stop,
 }
@@ -93,6 +95,11 @@ impl InterpVcpu {
             }
             if board.run.end.held().is_some() {
                 return TurnEnd::AtEnd;
+            }
+            // No instruction is executed before the last of the requests: where the run was
+            // interrupted does not matter.
+            if board.buses.serve_backlog() {
+                return TurnEnd::Served;
             }
             let now = board.time.clock.now();
             if board.buses.irq.next_event().is_some_and(|due| due <= now) {

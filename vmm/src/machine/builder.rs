@@ -17,7 +17,7 @@ use hindsight_devices::irq::{Interrupts, InterruptsConfig};
 use hindsight_devices::pci::Bridge;
 use hindsight_devices::rtc::RtcConfig;
 use hindsight_devices::virtio::VirtioDevice;
-use hindsight_devices::{NanoClock, Requests};
+use hindsight_devices::{Backlog, NanoClock, Requests};
 use vm_memory::GuestMemoryMmap;
 
 use super::features::{
@@ -422,7 +422,7 @@ impl BoardBuilder<'_> {
             bell: bell.clone(),
             end: end.clone(),
         };
-        let nano_clock = clock.clone();
+        let (nano_clock, doorbells) = (clock.clone(), vcpus.clone());
         let ram = GuestRam::new(memory);
         let pci = if self.layout.firmware().is_some() {
             PciDevices::new(Bridge::Pc, devices, ram.for_devices()?)
@@ -436,6 +436,8 @@ impl BoardBuilder<'_> {
                 irq: Arc::new(irq),
                 nanos: NanoClock::new(move || nano_clock.ns_from_ticks(nano_clock.now())),
                 requests: Requests::new(move |request| handler.request(request)),
+                // The vCPU leaves the interpreter after this access.
+                backlog: Backlog::new(move || doorbells.ring_all()),
                 layout: self.layout,
                 cpus: u16::try_from(cpus).unwrap_or(u16::MAX),
                 pci,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hindsight_devices::irq::{Interrupts, InterruptsState};
 use hindsight_devices::vga::TextMode;
-use hindsight_devices::{BusError, MmioBus, PortBus};
+use hindsight_devices::{Backlog, BusError, MmioBus, PortBus};
 
 use super::btm::BtmSink;
 use super::devices::{self, Devices, Mute, Sinks, Wiring};
@@ -32,6 +32,8 @@ pub struct Buses {
     pub mute: Mute,
     /// Receives branch trace messages, if `--btm` was given.
     pub btm: Option<BtmSink>,
+    /// Whether PCI devices have left requests for later.
+    backlog: Backlog,
     /// Number of processors.
     cpus: usize,
 }
@@ -60,6 +62,7 @@ impl Buses {
             devices,
             mute,
             btm,
+            backlog: wiring.backlog,
             cpus: wiring.cpus.into(),
         })
     }
@@ -137,6 +140,19 @@ impl Buses {
                 root.serve(slot);
             }
         }
+    }
+
+    /// Serves some of the requests that PCI devices have left for later. Returns whether there were
+    /// any.
+    ///
+    /// vCPU threads call this between checks for a stop or a pause: a guest whose processors, or
+    /// whose buffers in its own rings, add requests without an end cannot keep them from it.
+    pub fn serve_backlog(&self) -> bool {
+        let waiting = self.backlog.take();
+        if let (true, Some(root)) = (waiting, &self.devices.pci_root) {
+            lock(root).serve_backlog();
+        }
+        waiting
     }
 
     /// Whether the guest's COM1 accepts at least one more byte.

@@ -28,7 +28,7 @@ use hindsight_devices::test_device::{
 use hindsight_devices::vga::{VGA_PORT, VGA_PORTS, Vga, VgaError};
 use hindsight_devices::virtio::VirtioStateError;
 use hindsight_devices::{
-    BusError, Device, IrqLine, MmioBus, NanoClock, PortBus, Requests, SharedDevice,
+    Backlog, BusError, Device, IrqLine, MmioBus, NanoClock, PortBus, Requests, SharedDevice,
 };
 
 use super::bios_calls::BiosCalls;
@@ -123,6 +123,8 @@ pub struct Wiring<'a> {
     pub nanos: NanoClock,
     /// Serves the requests of devices to the machine: exit, reset, power-off.
     pub requests: Requests,
+    /// Receives reports of requests that PCI devices have left for later.
+    pub backlog: Backlog,
     /// Where guest memory lies.
     pub layout: &'a Layout,
     /// Number of processors.
@@ -203,7 +205,7 @@ pub struct Devices {
 impl Devices {
     /// The devices after reset.
     fn new(wiring: &mut Wiring<'_>, sinks: Sinks) -> Self {
-        let pci_root = wiring.pci.take_root(&wiring.irq);
+        let pci_root = wiring.pci.take_root(&wiring.irq, wiring.backlog.clone());
         let flash = wiring.flash.take();
         let wiring = &*wiring;
         let requests = || wiring.requests.clone();

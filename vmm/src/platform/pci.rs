@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
+use hindsight_devices::Backlog;
 use hindsight_devices::irq::Interrupts;
 use hindsight_devices::pci::{Bridge, IntxLines, MsiSender, PciRoot, SharedRoot};
 use hindsight_devices::virtio::{DmaMemory, VirtioDevice};
@@ -40,13 +41,17 @@ impl PciDevices {
     }
 
     /// Builds the bus with the devices, which this no longer has then.
-    pub(super) fn take_root(&mut self, irq: &Arc<Interrupts>) -> Option<SharedRoot> {
+    pub(super) fn take_root(
+        &mut self,
+        irq: &Arc<Interrupts>,
+        backlog: Backlog,
+    ) -> Option<SharedRoot> {
         let (bridge, memory) = (self.bridge?, self.memory.as_ref()?);
         let devices = std::mem::take(&mut self.devices);
         let (messages, lines) = (irq.clone(), irq.clone());
         let sender = MsiSender::new(move |address, data| messages.send_msi(address, data));
         let lines = IntxLines::new(move |gsi, level| lines.set_irq(gsi, level));
-        let root = PciRoot::new(bridge, devices, memory, &sender, lines);
+        let root = PciRoot::new(bridge, devices, memory, &sender, lines, backlog);
         Some(Arc::new(Mutex::new(root)))
     }
 }

@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use hindsight_cpu::profile::CpuProfile;
+use hindsight_devices::virtio::VirtioDevice;
 use hindsight_vmm::boot::{EntryMode, LoadRequest, Protocol};
 use hindsight_vmm::kvm::host_support::HostKvm;
 use hindsight_vmm::kvm::{self, KvmDevice};
@@ -170,6 +171,17 @@ fn prepared_with(
     mode: EntryMode,
     cpus: usize,
 ) -> PreparedMachine {
+    prepared_with_devices(cpu, engine, image, (mode, cpus), Vec::new())
+}
+
+/// A machine with `devices` on its PCI bus.
+pub fn prepared_with_devices(
+    cpu: CpuProfile,
+    engine: Engine,
+    image: &[u8],
+    (mode, cpus): (EntryMode, usize),
+    devices: Vec<Box<dyn VirtioDevice>>,
+) -> PreparedMachine {
     let config = MachineConfig {
         memory: MEMORY,
         huge_pages: false,
@@ -183,7 +195,7 @@ fn prepared_with(
         mode: Some(mode),
         ..LoadRequest::default()
     };
-    PreparedMachine::new(&config, &request).unwrap()
+    PreparedMachine::with_devices(&config, &request, devices).unwrap()
 }
 
 fn sinks() -> Sinks {
@@ -194,7 +206,8 @@ fn sinks() -> Sinks {
     }
 }
 
-fn build(prepared: PreparedMachine) -> Machine {
+/// Builds a machine whose output is dropped.
+pub fn build(prepared: PreparedMachine) -> Machine {
     let kvm = KvmDevice::open().ok();
     prepared.build(kvm.as_ref(), sinks()).unwrap()
 }

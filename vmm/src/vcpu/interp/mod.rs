@@ -88,6 +88,7 @@ impl InterpVcpu {
             return ended;
         }
         loop {
+            board.buses.serve_backlog();
             self.start_signals();
             let exit = match self.platform.model.debug.action {
                 // An interrupt shadow or a pending trap ends with the next instruction, unless that

@@ -158,6 +158,7 @@ impl KvmVcpu {
             return Ok(self.end_loop(board, end));
         }
         loop {
+            board.buses.serve_backlog();
             match self.turn(doorbell)? {
                 Turn::Again => {}
                 Turn::Sleep => self.sleep(board, doorbell),

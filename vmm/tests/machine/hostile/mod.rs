@@ -4,6 +4,7 @@
 mod devices;
 mod faults;
 mod interrupts;
+mod virtio;
 
 use hindsight_vmm::vcpu::run_control::Outcome;
 use iced_x86::IcedError;
