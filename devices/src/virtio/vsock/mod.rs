@@ -32,8 +32,6 @@ const HOST_CID: u64 = 2;
 pub const CONNECTIONS_MAX: usize = 256;
 /// RST packets that wait for a buffer of the guest. While there are more, no packet of the guest is taken.
 const RESETS_MAX: usize = 64;
-/// Packets that are sent to the guest at once; then the host's side must serve the device again.
-const PACKETS_MAX: usize = 4096;
 /// The first port of the host from which clients connect.
 const FIRST_HOST_PORT: u32 = 1 << 30;
 
@@ -199,17 +197,12 @@ impl Vsock {
         });
     }
 
-    /// Takes packets of the guest, at most `budget`. Returns whether some may be left.
-    fn receive(
-        &mut self,
-        queues: &mut VirtQueues<'_>,
-        budget: &mut usize,
-    ) -> Result<bool, QueueError> {
-        while self.resets.len() < RESETS_MAX && *budget != 0 {
+    /// Takes packets of the guest. Returns whether some may be left, because too many resets wait.
+    fn receive(&mut self, queues: &mut VirtQueues<'_>) -> Result<bool, QueueError> {
+        while self.resets.len() < RESETS_MAX {
             let Some(chain) = queues.pop(TRANSMIT)? else {
                 return Ok(false);
             };
-            *budget -= 1;
             self.receive_packet(queues, &chain)?;
             queues.complete(TRANSMIT, &chain, 0)?;
         }
@@ -334,7 +327,7 @@ impl Vsock {
 
     /// Sends packets to the guest while it has buffers for them.
     fn send(&mut self, queues: &mut VirtQueues<'_>) -> Result<(), QueueError> {
-        for _ in 0..PACKETS_MAX {
+        loop {
             let next = match self.resets.is_empty() {
                 true => self.next_packet(),
                 false => None,
@@ -358,8 +351,6 @@ impl Vsock {
             };
             queues.complete(RECEIVE, &chain, written)?;
         }
-        self.host.wake();
-        Ok(())
     }
 
     /// Writes a packet of a connection to a buffer with `space` bytes for its data.
@@ -410,16 +401,10 @@ impl Vsock {
     fn serve(&mut self, queues: &mut VirtQueues<'_>) -> Result<(), QueueError> {
         self.report_lost_connections(queues)?;
         self.take_host_events();
-        let mut budget = PACKETS_MAX;
         loop {
-            let may_be_left = self.receive(queues, &mut budget)?;
+            let may_be_left = self.receive(queues)?;
             self.send(queues)?;
             if !may_be_left || self.resets.len() >= RESETS_MAX {
-                return Ok(());
-            }
-            if budget == 0 {
-                // Another processor may add packets without an end.
-                self.host.wake();
                 return Ok(());
             }
         }
