@@ -7,6 +7,8 @@ use super::VirtioDevice;
 use super::block::VirtioDisk;
 use super::console::{ConsolePort, PortInput, VirtioConsole};
 use super::entropy::{Entropy, SeededEntropy};
+use super::filesystem::{FileSystem, FuseServer};
+use super::network::{FrameSink, Network, ReceivedFrames};
 use super::overlay::Overlay;
 use super::scsi::VirtioCdrom;
 use super::test_driver::{Driver, MemoryDisk};
@@ -19,8 +21,25 @@ enum Step {
     Memory(u64, Vec<u8>),
     Descriptor(u64, u16, u64, u32, u16, u16),
     Offer(u64, u16),
+    Feed(u64, u32),
+    Backlog,
     Start,
     Restore,
+}
+
+/// A host that drops frames, and answers messages with more bytes than there may be room for.
+struct IdlePeer;
+
+impl FrameSink for IdlePeer {
+    fn send(&mut self, _: &[u8]) {}
+}
+
+impl FuseServer for IdlePeer {
+    fn answer(&mut self, request: &[u8], _: &mut [u8]) -> usize {
+        request[0].into()
+    }
+
+    fn reset(&mut self) {}
 }
 
 fn bytes() -> impl Strategy<Value = Vec<u8>> {
@@ -43,6 +62,8 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (0..6_u64, 0..8_u16, address, len, 0..8_u16, 0..9_u16)
             .prop_map(|(q, i, address, len, flags, next)| Step::Descriptor(q, i, address, len, flags, next)),
         4 => (0..6_u64, 0..9_u16).prop_map(|(queue, head)| Step::Offer(queue, head)),
+        1 => (0..6_u64, 0..3000_u32).prop_map(|(queue, count)| Step::Feed(queue, count)),
+        1 => Just(Step::Backlog),
         1 => Just(Step::Start),
         1 => Just(Step::Restore),
     ]
@@ -67,6 +88,8 @@ fn run(device: Box<dyn VirtioDevice>, steps: &[Step]) {
                 driver.descriptor(*queue, *index, *address, *len, *flags, *next);
             }
             Step::Offer(queue, head) => driver.offer(*queue, *head),
+            Step::Feed(queue, count) => driver.feed(*queue, *count),
+            Step::Backlog => driver.function().serve_backlog(),
             Step::Start => driver.start(1 << 29),
             Step::Restore => {
                 let saved = driver.function().save();
@@ -105,6 +128,18 @@ proptest! {
             input: input.clone(),
         };
         run(Box::new(VirtioConsole::new(vec![port(true), port(false)])), &steps);
+    }
+
+    #[test]
+    fn network_card_survives_any_driver(steps in prop::collection::vec(step(), 1..100)) {
+        let received = ReceivedFrames::default();
+        received.push(&[7; 100]);
+        run(Box::new(Network::new([2; 6], Box::new(IdlePeer), received)), &steps);
+    }
+
+    #[test]
+    fn file_system_survives_any_driver(steps in prop::collection::vec(step(), 1..100)) {
+        run(Box::new(FileSystem::new("tag", Box::new(IdlePeer))), &steps);
     }
 
     #[test]
