@@ -9,6 +9,7 @@ pub mod merge;
 pub mod processes;
 pub mod snapshot;
 pub mod texts;
+pub mod virtio;
 pub mod vsock;
 
 use hindsight_vmm::boot::{LoadRequest, load};
