@@ -77,7 +77,14 @@ pub fn judge_tests() -> Result<()> {
 /// The files with a shebang of a shell.
 fn shell_scripts() -> Result<Vec<PathBuf>> {
     let mut scripts = Vec::new();
-    for folder in ["ci", ".ci", "ci/guest", "vmm/tests/gdb/guests"] {
+    for folder in [
+        "ci",
+        ".ci",
+        "ci/guest",
+        "packaging",
+        "packaging/github-action",
+        "vmm/tests/gdb/guests",
+    ] {
         for entry in fs::read_dir(root().join(folder))? {
             let path = entry?.path();
             let Ok(text) = fs::read_to_string(&path) else {
