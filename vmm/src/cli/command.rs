@@ -1,6 +1,6 @@
 //! The `hindsight` command and its subcommands.
 
-use std::io::Write;
+use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -89,6 +89,16 @@ enum Command {
 }
 
 impl Command {
+    /// Whether the command does nothing but print, so that a reader which has read enough, such as
+    /// head(1), is no error.
+    const fn only_prints(&self) -> bool {
+        match self {
+            Self::Cpu(_) | Self::Completions(_) => true,
+            Self::Test(args) => args.list,
+            _ => false,
+        }
+    }
+
     fn run(self) -> anyhow::Result<ExitCode> {
         match self {
             Self::Run(args) => run::run(&args).map(ExitCode::from),
@@ -117,13 +127,20 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
+    let only_prints = cli.command.only_prints();
     match cli.command.run() {
         Ok(status) => status,
+        Err(error) if only_prints && is_closed_pipe(&error) => Status::Success.into(),
         Err(error) => {
             let _ = writeln!(std::io::stderr(), "hindsight: {error:#}");
             Status::Usage.into()
         }
     }
+}
+
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<io::Error>();
+    error.is_some_and(|e| e.kind() == ErrorKind::BrokenPipe)
 }
 
 /// Makes a write beyond the greatest size of a file fail, instead of ending the process by SIGXFSZ.
@@ -145,7 +162,9 @@ fn usage(error: &clap::Error) -> ExitCode {
             let _ = writeln!(std::io::stderr(), "hindsight: {line}");
         }
         None => {
-            if let Err(failed) = error.print() {
+            if let Err(failed) = error.print()
+                && failed.kind() != ErrorKind::BrokenPipe
+            {
                 let _ = writeln!(std::io::stderr(), "hindsight: {failed}");
                 return Status::Usage.into();
             }

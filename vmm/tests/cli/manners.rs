@@ -50,6 +50,28 @@ fn help_of_every_command_has_examples_and_fits_a_terminal() {
 }
 
 #[test]
+fn reader_that_has_read_enough_is_no_error() {
+    let printing: [&[&str]; 6] = [
+        &["--help"],
+        &["test", "--help"],
+        &["test", "--list"],
+        &["cpu", "list"],
+        &["cpu", "show", "core2"],
+        &["completions", "bash"],
+    ];
+    for arguments in printing {
+        let (reader, writer) = std::io::pipe().expect("the host has pipes");
+        drop(reader);
+        let output = command(Path::new("/"), arguments)
+            .stdout(writer)
+            .output()
+            .expect("it starts");
+        assert_eq!(text(&output), "", "{arguments:?}");
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}");
+    }
+}
+
+#[test]
 fn completions_name_commands_and_options_in_every_shell() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = stdout(&["completions", shell]);
