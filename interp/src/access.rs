@@ -57,6 +57,9 @@ impl Core {
     #[inline(always)]
     pub(crate) fn ds_fast_write(&self, lin: u64, words: &[u64]) -> bool {
         let len = size_of_val(words);
+        if len > 4096 {
+            return false;
+        }
         let Some(bytes) = self.mmu.writes.find_bytes(lin, len, self.mmu.ds()) else {
             return false;
         };

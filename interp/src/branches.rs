@@ -259,12 +259,13 @@ impl Core {
 
     /// Adds the branches that translated code has recorded: `count` records of paths.
     ///
-    /// Reports those for which the buffer has no room.
+    /// Reports those for which the buffer has no room. Nothing but the LBR stack uses the branches, so
+    /// what must be observed stays the same. The counters must not be brought up to date here: an
+    /// overflow could freeze the LBR stack before the branches in the buffer are in it.
     pub(crate) fn add_paths(&mut self, count: usize) {
         let end_stamp = self.progress.end_stamp();
         let cs_base = self.regs.cs_base();
         let mut added = self.skip_paths(count);
-        let mut reported = added != 0;
         while added < count {
             let Some(translator) = self.jit.translator() else {
                 return;
@@ -272,11 +273,8 @@ impl Core {
             added += self.branches.add_paths(translator, added..count, end_stamp);
             if added < count || self.branches.is_full() {
                 // No path is longer than the buffer.
-                reported |= self.pass_branches(cs_base);
+                self.pass_branches(cs_base);
             }
-        }
-        if reported {
-            self.update_observe();
         }
     }
 

@@ -56,6 +56,11 @@ impl Core {
             self.report_branches();
             self.update_observe();
         }
+        let lbr = self.counters.counting().record;
+        if lbr.is_some_and(|due| due.records.has_lbr()) {
+            // Another counter may be due after that.
+            self.report_branches();
+        }
         let Some(due) = self.counters.counting().record else {
             return;
         };

@@ -21,13 +21,9 @@ impl Core {
         Some(found.gpa)
     }
 
-    /// The two pieces, as address and length, of an access that may reach into a second page.
-    fn ds_pieces(
-        &mut self,
-        linear: u64,
-        len: usize,
-        access: AccessKind,
-    ) -> Option<[(u64, usize); 2]> {
+    /// The two pieces, as address and length, of eight bytes that may reach into a second page.
+    fn ds_pieces(&mut self, linear: u64, access: AccessKind) -> Option<[(u64, usize); 2]> {
+        let len: usize = 8;
         let first = len.min(Self::page_rest(linear));
         let low = self.ds_address(linear, access)?;
         let high = if first < len {
@@ -46,7 +42,7 @@ impl DsMemory for Core {
         }
         let mut bytes = [0; 8];
         let mut done = 0;
-        for (gpa, len) in self.ds_pieces(linear, 8, AccessKind::Read)? {
+        for (gpa, len) in self.ds_pieces(linear, AccessKind::Read)? {
             self.read_phys(gpa, &mut bytes[done..done + len]);
             done += len;
         }
@@ -54,7 +50,7 @@ impl DsMemory for Core {
     }
 
     fn writable(&mut self, linear: u64) -> bool {
-        self.ds_can_write(linear) || self.ds_pieces(linear, 8, AccessKind::Write).is_some()
+        self.ds_can_write(linear) || self.ds_pieces(linear, AccessKind::Write).is_some()
     }
 
     fn write(&mut self, linear: u64, words: &[u64]) -> bool {
@@ -62,13 +58,20 @@ impl DsMemory for Core {
             return true;
         }
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        let Some(pieces) = self.ds_pieces(linear, bytes.len(), AccessKind::Write) else {
-            return false;
-        };
-        let mut done = 0;
-        for (gpa, len) in pieces {
-            self.write_phys(gpa, &bytes[done..done + len]);
-            done += len;
+        // Nothing is stored if one of the pages faults. A PEBS record may have more than a page.
+        let mut pieces = Vec::new();
+        let mut rest = bytes.as_slice();
+        let mut at = linear;
+        while !rest.is_empty() {
+            let (piece, after) = rest.split_at(rest.len().min(Self::page_rest(at)));
+            let Some(gpa) = self.ds_address(at, AccessKind::Write) else {
+                return false;
+            };
+            pieces.push((gpa, piece));
+            (at, rest) = (at.wrapping_add(piece.len() as u64), after);
+        }
+        for (gpa, piece) in pieces {
+            self.write_phys(gpa, piece);
         }
         true
     }

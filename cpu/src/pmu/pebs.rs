@@ -269,10 +269,11 @@ impl Pmu {
 
     /// The format of the record that is due.
     ///
-    /// Of several counters, one that is adaptive makes the record so.
+    /// Of several counters, one that is adaptive makes the record so. The counters may have been
+    /// frozen since the record became due.
     pub fn due_records(&self) -> PebsRecords {
         let mut due = (0..ALL).filter(|&n| self.due & bit(n) != 0);
-        let groups = match due.any(|n| self.running[n].is_some_and(|source| source.adaptive)) {
+        let groups = match due.any(|n| self.selected(n).is_some_and(|source| source.adaptive)) {
             true => self.pebs_data_config,
             false => DataConfig(0),
         };
@@ -282,7 +283,7 @@ impl Pmu {
     /// The access that the due record describes: that of the first counter with one.
     pub fn due_access(&self) -> Option<SampledAccess> {
         let due = (0..ALL).filter(|&n| self.due & bit(n) != 0);
-        let mut data = due.filter_map(|n| self.running[n]?.data);
+        let mut data = due.filter_map(|n| self.selected(n)?.data);
         data.next()
     }
 

@@ -420,10 +420,14 @@ impl Core {
         let left = translator.left();
         let counts = translator.unit(unit).access_format.is_some();
         let first = translator.unit(unit);
-        let mut retired = entered.budget - left.budget + i64::from(first.charge_from_start());
-        if let UnitExit::Instruction { unit, block, index } = left.exit {
-            retired -= translator.unit(unit).rest_of_block(block, index);
-        }
+        // Instructions of the last block that are taken from the budget, but did not execute.
+        let rest = match left.exit {
+            UnitExit::Instruction { unit, block, index } => {
+                translator.unit(unit).rest_of_block(block, index)
+            }
+            _ => 0,
+        };
+        let retired = entered.budget - left.budget + i64::from(first.charge_from_start()) - rest;
         debug_assert!(retired >= 0);
         self.jit.stats.retired = self.jit.stats.retired.wrapping_add_signed(retired);
         self.progress.set_budget(left.budget);
@@ -432,7 +436,12 @@ impl Core {
             // SAFETY: the contract of this function.
             (Some(window), _) => unsafe { self.branches.stored_up_to(&window, left.branch_next) },
             (None, RecordBuffer::Caller { .. }) => self.branches.added_up_to(left.branch_next),
-            (None, RecordBuffer::Translator) => self.add_paths(left.paths),
+            (None, RecordBuffer::Translator) => {
+                self.progress
+                    .begin_operation(u8::try_from(rest).unwrap_or(u8::MAX));
+                self.add_paths(left.paths);
+                self.progress.end_operation();
+            }
         }
         self.vec.mxcsr = left.mxcsr;
         if counts {

@@ -11,6 +11,7 @@
 mod codes;
 mod contexts;
 mod flags;
+mod paths;
 mod program;
 mod random;
 mod vectors;

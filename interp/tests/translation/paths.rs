@@ -1,0 +1,93 @@
+//! Paths of units beside counters: what the units report late must not change what those see.
+
+use super::*;
+
+/// LBR without the branch predictor: see `has_ring_alone`.
+const RING_ALONE: u64 = 0;
+/// An address without memory.
+const DEVICE: u64 = 0x20_0000;
+
+/// Returns LBR MSRs and counters.
+fn observed(platform: &mut ModelPlatform<NoDevices, NoInterrupts>) -> Vec<u64> {
+    let mut read = |index| platform.rdmsr(index).expect("the MSR exists");
+    let mut found: Vec<_> = (0..32)
+        .flat_map(|n| {
+            [
+                msr::MSR_LASTBRANCH_0_FROM_IP + n,
+                msr::MSR_LASTBRANCH_0_TO_IP + n,
+                msr::MSR_LBR_INFO_0 + n,
+            ]
+        })
+        .map(&mut read)
+        .collect();
+    found.extend(
+        [
+            msr::MSR_LASTBRANCH_TOS,
+            msr::IA32_FIXED_CTR0,
+            msr::IA32_FIXED_CTR0 + 1,
+            msr::IA32_PERF_GLOBAL_STATUS,
+            msr::IA32_TIME_STAMP_COUNTER,
+        ]
+        .map(read),
+    );
+    found
+}
+
+/// Runs a program to its HLT, with these values of MSRs.
+fn run(code: &[u8], state: &CpuState, msrs: &[(u32, u64)], after_runs: u64) -> (Vec<u64>, u64) {
+    let (mut vcpu, mut platform, memory) = machine(code, state, RING_ALONE, after_runs);
+    // The second large page, which has no memory.
+    assert!(memory.write(0x3008, &(DEVICE | 0x83).to_le_bytes()));
+    for &(index, value) in msrs {
+        assert!(platform.wrmsr(index, value).is_ok());
+    }
+    assert_eq!(vcpu.run(&mut platform, 10_000_000), Exit::Halted);
+    (observed(&mut platform), vcpu.stats().translated)
+}
+
+#[test]
+fn counts_are_exact_where_a_unit_is_left_within_a_block() {
+    // mov ecx, 100; l: dec ecx; jnz l
+    let mut code = vec![0xb9, 100, 0, 0, 0, 0xff, 0xc9, 0x75, 0xfc];
+    for _ in 0..6 {
+        code.extend([0x48, 0x83, 0xc3, 1]);
+    }
+    // mov eax, [rsi], which is a device, and instructions after it in the block.
+    code.extend([0x8b, 0x06]);
+    code.extend([0x90; 20]);
+    // dec r8; jnz to the start; hlt
+    code.extend([0x49, 0xff, 0xc8]);
+    let back = 0_u8.wrapping_sub(code.len() as u8 + 2);
+    code.extend([0x75, back, 0xf4]);
+    let mut state = CpuState::long_mode(0x1000, CODE, STACK);
+    (state.gpr[6], state.gpr[8]) = (DEVICE, 1000);
+    let msrs = [
+        (msr::IA32_FIXED_CTR_CTRL, 0x33),
+        (msr::IA32_PERF_GLOBAL_CTRL, 3 << 32),
+    ];
+    let (expected, _) = run(&code, &state, &msrs, u64::MAX);
+    let (found, translated) = run(&code, &state, &msrs, 2);
+    assert!(translated > 100_000);
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn overflow_freezes_the_ring_after_its_newest_branches() {
+    // l: dec ecx; jnz l; hlt
+    let code = [0xff, 0xc9, 0x75, 0xfc, 0xf4];
+    let mut state = CpuState::long_mode(0x1000, CODE, STACK);
+    state.gpr[1] = 1000;
+    for before in [401, 402, 403, 404, 600, 998, 1000] {
+        let freeze = DebugCtl::LBR | DebugCtl::FREEZE_LBRS_ON_PMI;
+        let msrs = [
+            (msr::IA32_FIXED_CTR_CTRL, 0xb),
+            (msr::IA32_FIXED_CTR0, (1 << 48) - before),
+            (msr::IA32_PERF_GLOBAL_CTRL, 1 << 32),
+            (msr::IA32_DEBUGCTL, freeze.bits()),
+        ];
+        let (expected, _) = run(&code, &state, &msrs, u64::MAX);
+        let (found, translated) = run(&code, &state, &msrs, 2);
+        assert!(translated > 300);
+        assert_eq!(found, expected, "{before} instructions before the overflow");
+    }
+}
