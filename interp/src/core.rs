@@ -392,6 +392,8 @@ impl Core {
     }
 
     /// Returns the platform, after its clock and counts were advanced.
+    ///
+    /// Translated code has its own counts: while it runs, they stay as they are.
     pub(crate) fn platform(&mut self) -> &mut dyn Platform {
         self.platform_and_branches().0
     }
@@ -405,7 +407,9 @@ impl Core {
         };
         debug_assert!(counts.user <= counts.instructions);
         let platform = self.platform.get();
-        platform.advance(counts);
+        if !self.jit.in_unit {
+            platform.advance(counts);
+        }
         (platform, &mut self.branches)
     }
 

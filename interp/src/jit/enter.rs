@@ -254,7 +254,9 @@ impl Core {
                 return (*core).leave(ExitReason::Lookup);
             };
             let registers = Registers::general_address(&raw mut (*core).regs);
+            (*core).jit.in_unit = true;
             entry.run(registers);
+            (*core).jit.in_unit = false;
             (*core).left_unit(unit, &state, window)
         };
         self.count_exit(left);
@@ -431,23 +433,21 @@ impl Core {
         debug_assert!(retired >= 0);
         self.jit.stats.retired = self.jit.stats.retired.wrapping_add_signed(retired);
         self.progress.set_budget(left.budget);
+        self.progress
+            .begin_operation(u8::try_from(rest).unwrap_or(u8::MAX));
         self.regs.flags = flags_of(&left.flags, self.regs.flags);
         match (window, entered.branches) {
             // SAFETY: the contract of this function.
             (Some(window), _) => unsafe { self.branches.stored_up_to(&window, left.branch_next) },
             (None, RecordBuffer::Caller { .. }) => self.branches.added_up_to(left.branch_next),
-            (None, RecordBuffer::Translator) => {
-                self.progress
-                    .begin_operation(u8::try_from(rest).unwrap_or(u8::MAX));
-                self.add_paths(left.paths);
-                self.progress.end_operation();
-            }
+            (None, RecordBuffer::Translator) => self.add_paths(left.paths),
         }
         self.vec.mxcsr = left.mxcsr;
         if counts {
             self.counters.set_last_line(left.fetch_line);
             self.count_accesses(left.accesses, retired.cast_unsigned());
         }
+        self.progress.end_operation();
         left.exit
     }
 

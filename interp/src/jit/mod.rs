@@ -133,6 +133,8 @@ pub(crate) struct Jit {
     stats: JitStats,
     /// The unit that `choose_entry` chose, which runs next.
     chosen: Option<UnitId>,
+    /// Whether translated code runs, or has called back.
+    pub(crate) in_unit: bool,
     /// Where the unit that runs next stores BTS records.
     bts_window: Option<BtsWindow>,
     /// The operation at which a unit was left, and which the interpreter must execute.
@@ -160,6 +162,7 @@ impl Default for Jit {
             contexts: [JumpKeys::default(); 2],
             stats: JitStats::default(),
             chosen: None,
+            in_unit: false,
             bts_window: None,
             left_at: None,
             steps_next: false,

@@ -249,6 +249,7 @@ impl<B: Bus, I: InterruptController> InterruptSource for ModelPlatform<B, I> {
     }
 
     fn advance(&mut self, counts: RetiredCounts) {
+        debug_assert!(counts.cycles >= self.counts.cycles, "time does not go back");
         let new = counts.since(&self.counts);
         self.counts = counts;
         let system = new.instructions.saturating_sub(new.user);

@@ -8,7 +8,7 @@ const RING_ALONE: u64 = 0;
 const DEVICE: u64 = 0x20_0000;
 
 /// Returns LBR MSRs and counters.
-fn observed(platform: &mut ModelPlatform<NoDevices, NoInterrupts>) -> Vec<u64> {
+fn ring_and_counters(platform: &mut ModelPlatform<NoDevices, NoInterrupts>) -> Vec<u64> {
     let mut read = |index| platform.rdmsr(index).expect("the MSR exists");
     let mut found: Vec<_> = (0..32)
         .flat_map(|n| {
@@ -42,7 +42,7 @@ fn run(code: &[u8], state: &CpuState, msrs: &[(u32, u64)], after_runs: u64) -> (
         assert!(platform.wrmsr(index, value).is_ok());
     }
     assert_eq!(vcpu.run(&mut platform, 10_000_000), Exit::Halted);
-    (observed(&mut platform), vcpu.stats().translated)
+    (ring_and_counters(&mut platform), vcpu.stats().translated)
 }
 
 #[test]
