@@ -150,6 +150,36 @@ fn flushes_count_as_much_as_long_transfers() {
 }
 
 #[test]
+fn zeroes_count_as_what_one_request_may_write() {
+    let mut driver = Driver::new(disk());
+    driver.start(0);
+    flood(&mut driver, 0, &disk_request(13), 1);
+    assert_eq!(usize::from(driver.used(0)), BYTES_MAX / (64 << 20));
+    assert!(driver.function().has_backlog());
+}
+
+#[test]
+fn requests_that_synchronize_files_count_as_much_as_long_transfers() {
+    // FSYNC, SYNCFS, and SETATTR with a size; GETATTR and SETATTR with a mode.
+    for (operation, valid, slow) in [
+        (20, 0, true),
+        (50, 0, true),
+        (4, 8, true),
+        (3, 0, false),
+        (4, 1, false),
+    ] {
+        let mut driver = Driver::new(Box::new(FileSystem::new("tag", Box::new(Nobody))));
+        driver.start(0);
+        let mut request = [0; 44];
+        (request[4], request[40]) = (operation, valid);
+        flood(&mut driver, 1, &request, 16);
+        let slow_ones = u16::try_from(BYTES_MAX / (16 << 20)).unwrap();
+        let expected = if slow { slow_ones } else { CHAINS_MAX };
+        assert_eq!(driver.used(1), expected, "{operation} {valid}");
+    }
+}
+
+#[test]
 fn full_queue_leaves_nothing() {
     let mut driver = Driver::new(entropy());
     driver.start(0);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::chain::Chain;
 use super::device::{VirtioDevice, VirtioDeviceState, VirtioKind, VirtioStateError};
 use super::memory::DmaMemory;
-use super::queues::{QueueError, VirtQueues};
+use super::queues::{QueueError, SLOW_REQUEST, VirtQueues};
 
 /// Bytes of a sector, the unit of requests.
 pub const SECTOR: u64 = 512;
@@ -19,13 +19,13 @@ const ID_LEN: usize = 20;
 const QUEUE_SIZE: u16 = 256;
 /// Buffers of one request.
 const SEGMENTS_MAX: u32 = 254;
-/// Segments of one discard or write-zeroes request, and sectors of one segment.
+/// Segments of one discard request, and sectors of one segment.
 const RANGES_MAX: u32 = 16;
 const RANGE_SECTORS_MAX: u32 = 1 << 22;
+/// Sectors of the one segment of a write-zeroes request: the host may have to write them.
+const ZERO_SECTORS_MAX: u32 = 1 << 17;
 /// Bytes of one read or write. OVMF's driver makes requests of up to this size.
 const TRANSFER_MAX: u64 = 1 << 30;
-/// Bytes whose transfer takes as long as a flush, a discard or zeroes may.
-const SLOW_REQUEST: usize = 16 << 20;
 /// Failures of one disk that are logged.
 const REPORTED_MAX: u32 = 16;
 
@@ -244,10 +244,14 @@ impl VirtioDisk {
         Ok(Ok(()))
     }
 
-    /// Serves a discard or write-zeroes request: up to [`RANGES_MAX`] ranges.
+    /// Serves a discard or write-zeroes request.
     fn ranges(&mut self, request: &Request<'_>) -> DiskAnswer {
         let len = request.chain.readable_len() - HEADER_LEN;
-        if len == 0 || !len.is_multiple_of(RANGE_LEN) || len > RANGES_MAX as usize * RANGE_LEN {
+        let most = match request.kind {
+            REQUEST_DISCARD => RANGES_MAX as usize,
+            _ => 1,
+        };
+        if len == 0 || !len.is_multiple_of(RANGE_LEN) || len > most * RANGE_LEN {
             return Ok(Err(Refusal::Invalid));
         }
         let mut bytes = [0; RANGE_LEN];
@@ -273,7 +277,11 @@ impl VirtioDisk {
         }
         let len = sectors * SECTOR;
         let first = self.range(sector, len)?;
-        if self.backend.read_only() || sectors > RANGE_SECTORS_MAX.into() {
+        let most = match kind {
+            REQUEST_DISCARD => RANGE_SECTORS_MAX,
+            _ => ZERO_SECTORS_MAX,
+        };
+        if self.backend.read_only() || sectors > most.into() {
             return Err(Refusal::Invalid);
         }
         if kind == REQUEST_DISCARD {
@@ -347,7 +355,8 @@ impl VirtioDisk {
         };
         chain.write(memory, status_at, &[status])?;
         let cost = match kind {
-            REQUEST_FLUSH | REQUEST_DISCARD | REQUEST_WRITE_ZEROES => SLOW_REQUEST,
+            REQUEST_FLUSH | REQUEST_DISCARD => SLOW_REQUEST,
+            REQUEST_WRITE_ZEROES => ZERO_SECTORS_MAX as usize * SECTOR_LEN,
             _ => 0,
         };
         // The used length covers the status, which follows all data.
@@ -393,8 +402,8 @@ impl VirtioDevice for VirtioDisk {
         config.extend(RANGES_MAX.to_le_bytes());
         // The alignment of discards.
         config.extend(8_u32.to_le_bytes());
-        config.extend(RANGE_SECTORS_MAX.to_le_bytes());
-        config.extend(RANGES_MAX.to_le_bytes());
+        config.extend(ZERO_SECTORS_MAX.to_le_bytes());
+        config.extend(1_u32.to_le_bytes());
         // Write zeroes may unmap.
         config.extend([1, 0, 0, 0]);
         config

@@ -8,7 +8,7 @@ use std::fmt;
 use super::chain::Chain;
 use super::device::{VirtioDevice, VirtioKind};
 use super::memory::DmaMemory;
-use super::queues::{QueueError, VirtQueues};
+use super::queues::{QueueError, SLOW_REQUEST, VirtQueues};
 
 /// Bytes of the tag in the configuration.
 pub const TAG_LEN: usize = 36;
@@ -16,6 +16,28 @@ pub const TAG_LEN: usize = 36;
 pub const MESSAGE_MAX: usize = (1 << 20) + 0x2000;
 /// Bytes of a request's header.
 const HEADER_LEN: usize = 40;
+
+/// Operations for which the host may have to wait for its storage.
+const SETATTR: u32 = 4;
+const FSYNC: u32 = 20;
+const FSYNCDIR: u32 = 30;
+const FALLOCATE: u32 = 43;
+const SYNCFS: u32 = 50;
+/// The bit of SETATTR that sets the size.
+const SET_SIZE: u32 = 1 << 3;
+
+/// Whether a request may take much longer than its bytes.
+fn is_slow(request: &[u8]) -> bool {
+    let word = |at: usize| {
+        let bytes = request.get(at..at + 4).and_then(|b| b.try_into().ok());
+        bytes.map_or(0, u32::from_le_bytes)
+    };
+    match word(4) {
+        SETATTR => word(HEADER_LEN) & SET_SIZE != 0,
+        FSYNC | FSYNCDIR | FALLOCATE | SYNCFS => true,
+        _ => false,
+    }
+}
 
 /// Answers FUSE requests.
 pub trait FuseServer: Send {
@@ -95,6 +117,9 @@ impl VirtioDevice for FileSystem {
     fn process(&mut self, queues: &mut VirtQueues<'_>, index: usize) -> Result<(), QueueError> {
         while let Some(chain) = queues.pop(index)? {
             let written = self.serve(&chain, queues.memory())?;
+            if is_slow(&self.request) {
+                queues.charge(SLOW_REQUEST);
+            }
             queues.complete(index, &chain, written)?;
         }
         Ok(())

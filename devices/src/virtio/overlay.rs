@@ -48,6 +48,17 @@ impl Overlay {
         Ok(data.into())
     }
 
+    /// Fails if no further block may be changed.
+    fn check_limit(&self) -> io::Result<()> {
+        if self.blocks.len() < self.blocks_max {
+            return Ok(());
+        }
+        Err(io::Error::new(
+            io::ErrorKind::StorageFull,
+            "the changes of a disk with `snapshot` have reached their limit",
+        ))
+    }
+
     /// Calls `change` for each block of a range.
     ///
     /// Its arguments are the block's bytes that lie in the range, and their offset in the range.
@@ -59,12 +70,7 @@ impl Overlay {
     ) -> io::Result<()> {
         for (number, within, at, count) in pieces(offset, len) {
             if !self.blocks.contains_key(&number) {
-                if self.blocks.len() >= self.blocks_max {
-                    return Err(io::Error::new(
-                        io::ErrorKind::StorageFull,
-                        "the changes of a disk with `snapshot` have reached their limit",
-                    ));
-                }
+                self.check_limit()?;
                 let block = self.base_block(number)?;
                 self.blocks.insert(number, block);
             }
@@ -128,7 +134,18 @@ impl BlockBackend for Overlay {
     }
 
     fn write_zeroes(&mut self, offset: u64, len: u64, _: bool) -> io::Result<()> {
-        self.change(offset, len, |part, _| part.fill(0))
+        let zeroes: Arc<[u8]> = vec![0; BLOCK_LEN].into();
+        for (number, _, at, count) in pieces(offset, len) {
+            if count != BLOCK_LEN {
+                self.change(offset + at as u64, count as u64, |part, _| part.fill(0))?;
+                continue;
+            }
+            if !self.blocks.contains_key(&number) {
+                self.check_limit()?;
+            }
+            self.blocks.insert(number, Arc::clone(&zeroes));
+        }
+        Ok(())
     }
 
     fn save(&self) -> BlockState {
@@ -174,6 +191,12 @@ mod tests {
         assert_eq!(disk.save().blocks.len(), 2);
         disk.write_zeroes(10_238, 2, true).unwrap();
         assert_eq!(read(&mut disk, 10_236, 4), [252, 253, 0, 0]);
+        disk.write_zeroes(100, 8100, false).unwrap();
+        assert_eq!(read(&mut disk, 99, 8102)[..2], [99, 0]);
+        assert!(read(&mut disk, 100, 8100).iter().all(|byte| *byte == 0));
+        assert_eq!(read(&mut disk, 8200, 1), [8]);
+        disk.write(5000, &[3]).unwrap();
+        assert_eq!(read(&mut disk, 4999, 3), [0, 3, 0]);
     }
 
     #[test]

@@ -6,11 +6,14 @@ use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use super::chain::{BUFFERS_MAX, Chain};
 use super::memory::DmaMemory;
 
-/// Requests that a device serves at a time. A queue has fewer, so that only a guest that adds requests
-/// meanwhile gets beyond it: from another processor, or through a buffer in its own available ring.
+/// Requests that a device serves at a time. A queue has fewer; a guest gets beyond it if it adds requests
+/// meanwhile, from another processor or through a buffer in its own available ring.
 pub const CHAINS_MAX: u16 = 1024;
 /// Bytes of the buffers of such requests: the longest requests of a full queue of Linux have fewer.
 pub const BYTES_MAX: usize = 512 << 20;
+
+/// Bytes whose transfer takes as long as a slow request may, such as one that the host synchronizes.
+pub const SLOW_REQUEST: usize = 16 << 20;
 
 /// A driver's violation of the specification. The device then stops until the driver resets it.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]

@@ -88,6 +88,7 @@ impl DeterministicMachine {
         if self.board.run.vcpus.is_stopped() {
             return RunStop::Ended;
         }
+        let mut served = false;
         loop {
             let now = self.icount();
             if now >= icount {
@@ -96,7 +97,9 @@ impl DeterministicMachine {
             if self.stop_handle.take() {
                 return RunStop::Interrupted;
             }
-            if self.has_ended() || !self.deliver_input() {
+            // A turn that devices have interrupted goes on, without other input.
+            let goes_on = std::mem::take(&mut served);
+            if self.has_ended() || !(goes_on || self.deliver_input()) {
                 return self.end_of_run();
             }
             let Schedule {
@@ -118,7 +121,10 @@ impl DeterministicMachine {
                     self.reset();
                     continue;
                 }
-                TurnEnd::Served => continue,
+                TurnEnd::Served => {
+                    served = true;
+                    continue;
+                }
                 TurnEnd::Ran => *idle = false,
                 TurnEnd::Idle => {}
             }

@@ -31,7 +31,7 @@ fn config_has_the_layout_of_the_specification() {
     assert_eq!(driver.read(DEVICE + 44, 4), 8, "alignment of a discard");
     assert_eq!(
         driver.read(DEVICE + 48, 4),
-        1 << 22,
+        1 << 17,
         "sectors of write zeroes"
     );
     assert_eq!(driver.read(DEVICE + 56, 4), 1, "write zeroes may unmap");
@@ -96,8 +96,10 @@ fn discard_and_write_zeroes_take_ranges() {
         bytes
     };
     let request = |kind, ranges: &[Vec<u8>]| [header(kind, 0), ranges.concat()].concat();
-    let two = request(REQUEST_WRITE_ZEROES, &[range(1, 1, 1), range(3, 2, 0)]);
-    assert_eq!(driver.request(0, &two, 1), [STATUS_OK]);
+    for range in [range(1, 1, 1), range(3, 2, 0)] {
+        let zeroes = request(REQUEST_WRITE_ZEROES, &[range]);
+        assert_eq!(driver.request(0, &zeroes, 1), [STATUS_OK]);
+    }
     let data = driver.request(0, &header(REQUEST_IN, 0), 6 * 512 + 1);
     let first_bytes: Vec<u8> = data.chunks(512).map(|sector| sector[0]).collect();
     assert_eq!(first_bytes, [0, 0, 2, 0, 0, 5, 0]);
@@ -115,11 +117,30 @@ fn discard_and_write_zeroes_take_ranges() {
             request(REQUEST_DISCARD, &vec![range(0, 1, 0); 17]),
             STATUS_ERROR,
         ),
+        (
+            request(REQUEST_WRITE_ZEROES, &vec![range(0, 1, 0); 2]),
+            STATUS_ERROR,
+        ),
         (request(REQUEST_DISCARD, &[]), STATUS_ERROR),
         (request(REQUEST_DISCARD, &[range(8, 8, 0)]), STATUS_OK),
     ];
     for (request, status) in rows {
         assert_eq!(driver.request(0, &request, 1), [status], "{request:x?}");
+    }
+}
+
+/// The configuration says how much a request may zero.
+#[test]
+fn one_request_zeroes_at_most_64_mib() {
+    let mut driver = driver(MemoryDisk::new(vec![1; 65 << 20]));
+    assert_eq!(driver.read(DEVICE + 48, 4), 64 << 11);
+    assert_eq!(driver.read(DEVICE + 52, 4), 1);
+    for (sectors, status) in [(64_u32 << 11, STATUS_OK), ((64 << 11) + 1, STATUS_ERROR)] {
+        let mut request = header(REQUEST_WRITE_ZEROES, 0);
+        request.extend([0; 8]);
+        request.extend(sectors.to_le_bytes());
+        request.extend([0; 4]);
+        assert_eq!(driver.request(0, &request, 1), [status], "{sectors}");
     }
 }
 
