@@ -71,17 +71,17 @@ const TSAN: &[ToolRun] = &[
         filters: &[],
     },
     ToolRun {
-        package: "hindsight",
+        package: "hindsight-run-control",
         targets: &["--lib"],
-        filters: &["run_control", "doorbell"],
+        filters: &[],
     },
 ];
 
 /// The tests that run under loom: those of run control, compiled only with `--cfg loom`.
 const LOOM: &[ToolRun] = &[ToolRun {
-    package: "hindsight",
+    package: "hindsight-run-control",
     targets: &["--lib"],
-    filters: &["loom"],
+    filters: &[],
 }];
 
 /// Runs unit tests under Miri, which finds undefined behaviour.

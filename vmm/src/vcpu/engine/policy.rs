@@ -3,30 +3,11 @@
 //! [`decide`] is the whole policy, and pure: (the user's choice) x (what is armed) x (what this host's
 //! KVM was measured to do, [`HostKvm`]). [`super::EngineSwitch`] applies it to a running machine.
 
-use std::fmt;
-
 use hindsight_cpu::armed::Armed;
+pub use hindsight_run_control::Engine;
 
 use crate::kvm::exactness::{FacilityGroup, UNMEASURED};
 use crate::kvm::host_support::{GUEST_BREAKPOINTS, HostKvm};
-
-/// What executes guest code.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Engine {
-    /// KVM.
-    Kvm,
-    /// The interpreter.
-    Interp,
-}
-
-impl fmt::Display for Engine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Kvm => "kvm",
-            Self::Interp => "interp",
-        })
-    }
-}
 
 /// What the user chose by `--engine`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

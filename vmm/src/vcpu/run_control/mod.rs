@@ -3,13 +3,9 @@
 //! [`VcpuControl`] pauses, resumes and stops the vCPU threads, [`Doorbell`] interrupts one of them,
 //! and [`RunEnd`] holds the outcome of the run until a thread waits for it.
 
-mod doorbell;
-#[cfg(test)]
-#[cfg(loom)]
-mod loom_tests;
 mod outcome;
-mod vcpus;
 
-pub use doorbell::{Doorbell, Kick};
+pub use hindsight_run_control::{
+    Checkpoint, CheckpointState, Doorbell, Kick, RunLoopEnd, VcpuControl,
+};
 pub use outcome::{GuestEnd, HaltText, Outcome, ResetPolicy, RunEnd, RunError, RunEvent};
-pub use vcpus::{Checkpoint, CheckpointState, RunLoopEnd, VcpuControl};

@@ -10,8 +10,8 @@ use std::time::Duration;
 use std::time::Instant;
 
 #[cfg(not(loom))]
-use crate::sync::checked::wait_until;
-use crate::sync::checked::{AtomicBool, Condvar, Mutex, Ordering, lock};
+use crate::sync::wait_until;
+use crate::sync::{AtomicBool, Condvar, Mutex, Ordering, lock};
 
 /// Interrupts a thread that may be inside KVM_RUN.
 pub trait Kick: Send {
@@ -91,7 +91,7 @@ impl Doorbell {
         let mut asleep = lock(&self.asleep);
         *asleep = true;
         while !self.is_rung() {
-            asleep = crate::sync::checked::wait(&self.wake, asleep);
+            asleep = crate::sync::wait(&self.wake, asleep);
         }
         *asleep = false;
     }

@@ -11,8 +11,8 @@ use std::ops::Range;
 use std::time::Instant;
 
 use super::doorbell::Doorbell;
-use crate::sync::checked::{Condvar, Mutex, MutexGuard, lock, wait};
-use crate::vcpu::engine::Engine;
+use crate::engine::Engine;
+use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait};
 
 /// What all vCPUs of a machine should do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

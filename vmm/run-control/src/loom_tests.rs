@@ -1,6 +1,6 @@
 //! Run control under loom, which explores every interleaving of a test's threads.
 //!
-//!     RUSTFLAGS='--cfg loom' cargo test -p hindsight --lib --release loom_tests
+//!     RUSTFLAGS='--cfg loom' cargo test -p hindsight-run-control --release
 //!
 //! A lost wake-up shows as a deadlock, which loom reports.
 
@@ -12,7 +12,7 @@ use loom::thread;
 
 use super::doorbell::{Doorbell, Kick};
 use super::{Checkpoint, CheckpointState, VcpuControl};
-use crate::vcpu::engine::Engine;
+use crate::engine::Engine;
 
 const FOREVER: Duration = Duration::from_secs(3600);
 
