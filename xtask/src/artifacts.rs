@@ -4,50 +4,53 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use xshell::cmd;
+use xshell::{Cmd, Shell, cmd};
 
 use crate::process::{root, shell};
 
 const HOST: &str = "x86_64-unknown-linux-gnu";
 const GUEST: &str = "x86_64-unknown-none";
 const STATIC: &str = "-C target-feature=+crt-static";
+const STATIC_FOLDER: &str = "target/lab/build";
 
 /// The statically linked binary, which the labs run too.
 pub fn static_binary() -> PathBuf {
-    root()
-        .join("target/lab/build")
-        .join(HOST)
-        .join("release/hindsight")
+    static_program("hindsight")
+}
+
+fn static_program(name: &str) -> PathBuf {
+    let folder = root().join(STATIC_FOLDER).join(HOST);
+    folder.join("release").join(name)
+}
+
+/// `cargo SUBCOMMAND...` for the release profile, linked statically, in one folder for all steps.
+pub fn static_cargo<'a>(shell: &'a Shell, arguments: &[&str]) -> Cmd<'a> {
+    cmd!(shell, "cargo {arguments...} --quiet --release")
+        .arg(format!("--target={HOST}"))
+        .arg(format!("--target-dir={STATIC_FOLDER}"))
+        .env("RUSTFLAGS", STATIC)
+        .quiet()
 }
 
 /// Builds the statically linked binary; returns its path.
 pub fn build_static_binary() -> Result<PathBuf> {
-    let shell = shell()?;
-    cmd!(
-        shell,
-        "cargo build --quiet --release -p hindsight --target {HOST}"
-    )
-    .arg("--target-dir=target/lab/build")
-    .env("RUSTFLAGS", STATIC)
-    .quiet()
-    .run()?;
-    Ok(static_binary())
+    build_static("hindsight", "hindsight")
+}
+
+/// Builds a program of a package, linked statically; returns its path.
+pub fn build_static(package: &str, program: &str) -> Result<PathBuf> {
+    static_cargo(&shell()?, &["build", "--package", package]).run()?;
+    Ok(static_program(program))
 }
 
 /// Builds a test program of the monitor, linked statically, and copies it to `to` without symbols.
 pub fn build_static_test(name: &str, to: &Path) -> Result<()> {
     let shell = shell()?;
-    let messages = cmd!(
-        shell,
-        "cargo test --release -p hindsight --test {name} --quiet --no-run"
+    let messages = static_cargo(
+        &shell,
+        &["test", "-p", "hindsight", "--test", name, "--no-run"],
     )
-    .args([
-        "--message-format=json-render-diagnostics",
-        "--target-dir=target/lab/build",
-    ])
-    .args(["--target", HOST])
-    .env("RUSTFLAGS", STATIC)
-    .quiet()
+    .arg("--message-format=json-render-diagnostics")
     .read()?;
     let mut executables = messages.lines().filter_map(|line| {
         let message: serde_json::Value = serde_json::from_str(line).ok()?;

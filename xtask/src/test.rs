@@ -8,7 +8,9 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use xshell::cmd;
 
-use crate::artifacts::{build_payloads, build_static_binary, static_binary};
+use crate::artifacts::{
+    build_payloads, build_static, build_static_binary, static_binary, static_cargo,
+};
 use crate::guests::debian;
 use crate::guests::linux::{self, Tools};
 use crate::guests::make_images;
@@ -329,24 +331,12 @@ fn measure_coverage() -> Result<()> {
 
 /// Half with a seed that is always the same, half with a fresh one, which is printed.
 fn lockstep() -> Result<()> {
+    let tester = build_static("hindsight-lockstep", "lockstep")?;
     let shell = shell()?;
-    cmd!(shell, "cargo build --release -p hindsight-lockstep").run()?;
-    cmd!(
-        shell,
-        "target/release/lockstep --cases 500000 --seed 0x5eed"
-    )
-    .run()?;
-    cmd!(shell, "target/release/lockstep --cases 500000").run()?;
-    cmd!(
-        shell,
-        "target/release/lockstep --compare software --cases 200000"
-    )
-    .run()?;
-    Ok(cmd!(
-        shell,
-        "target/release/lockstep --compare translated --cases 200000"
-    )
-    .run()?)
+    cmd!(shell, "{tester} --cases 500000 --seed 0x5eed").run()?;
+    cmd!(shell, "{tester} --cases 500000").run()?;
+    cmd!(shell, "{tester} --compare software --cases 200000").run()?;
+    Ok(cmd!(shell, "{tester} --compare translated --cases 200000").run()?)
 }
 
 fn sanitize() -> Result<()> {
@@ -355,24 +345,25 @@ fn sanitize() -> Result<()> {
 
 fn counts() -> Result<()> {
     packages::install(&["qemu-system-x86"])?;
-    judge("counts", &[] as &[&str])?;
-    let branches = results().join("branches.txt");
+    let payloads = default_payloads()?;
+    let binary = build_static_binary()?;
     let mut options = vec!["--no-build".to_owned()];
+    options.extend(["--hindsight".to_owned(), binary.display().to_string()]);
+    judge("counts", &options)?;
+    let branches = results().join("branches.txt");
     if has_kvm() {
         let shell = shell()?;
-        cmd!(
-            shell,
-            "target/release/hindsight diff guest-tests/target/payloads/workload --memory 64M"
-        )
-        .args([
-            "--cmdline",
-            "trace=none",
-            "--b",
-            "--engine kvm",
-            "--branches",
-        ])
-        .arg(&branches)
-        .run()?;
+        let workload = payloads.join("workload");
+        cmd!(shell, "{binary} diff {workload} --memory 64M")
+            .args([
+                "--cmdline",
+                "trace=none",
+                "--b",
+                "--engine kvm",
+                "--branches",
+            ])
+            .arg(&branches)
+            .run()?;
         options.extend(["--kvm".to_owned(), branches.display().to_string()]);
     }
     judge("branch_judge", &options)
@@ -432,10 +423,19 @@ fn images() -> Result<()> {
         .env("HINDSIGHT", root().join(&binary))
         .env("IMAGE", debian::make(&root().join("target/guests"))?)
         .run()?;
-    cmd!(
-        shell,
-        "cargo test --release -p hindsight --test snapshot --test gdb -- --ignored"
+    static_cargo(
+        &shell,
+        &[
+            "test",
+            "-p",
+            "hindsight",
+            "--test",
+            "snapshot",
+            "--test",
+            "gdb",
+        ],
     )
+    .args(["--", "--ignored"])
     .env("HINDSIGHT_GUESTS", root().join("target/guests"))
     .run()?;
     Ok(())

@@ -62,7 +62,9 @@ def pvh_entry(image: pathlib.Path) -> int:
     return int.from_bytes(data[start + 8 : start + 8 + min(size, 8)], "little")
 
 
-def compare(name: str, plugin: pathlib.Path, branches: pathlib.Path | None) -> bool:
+def compare(
+    name: str, plugin: pathlib.Path, branches: pathlib.Path | None, hindsight: pathlib.Path
+) -> bool:
     """Runs a case in both; prints and compares the counts."""
     payload, _, case = name.partition("/")
     image = PAYLOADS / payload
@@ -73,7 +75,7 @@ def compare(name: str, plugin: pathlib.Path, branches: pathlib.Path | None) -> b
     if branches:
         options.append(f"branches={branches / f'{payload}.{case}'}")
     in_qemu = output([*QEMU, "-kernel", image, "-append", line, "-plugin", ",".join(options)])
-    ours: list[Word] = [RELEASE, "run", image, "--memory", "64M", "--engine", "interp"]
+    ours: list[Word] = [hindsight, "run", image, "--memory", "64M", "--engine", "interp"]
     in_interp = output([*ours, "--stats", "--cmdline", line])
     tcg = number(r"counts: instructions (\d+)", in_qemu, "QEMU")
     taken = number(r"branches (\d+)", in_qemu, "QEMU")
@@ -93,7 +95,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--no-build", action="store_true", help="use target/release as it is")
+    parser.add_argument(
+        "--no-build", action="store_true", help="use the binary and the payloads as they are"
+    )
+    parser.add_argument("--hindsight", type=pathlib.Path, default=RELEASE)
     parser.add_argument(
         "--branches",
         type=pathlib.Path,
@@ -102,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("cases", nargs="*", metavar="PAYLOAD/CASE", default=DEFAULT)
     options = parser.parse_args(arguments)
-    branches = options.branches
+    branches, hindsight = options.branches, options.hindsight.resolve()
     try:
         if branches:
             branches = branches.resolve()
@@ -114,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             flags = "-O2 -shared -fPIC -Wall -Wextra -Werror".split()
             run(["cc", *flags, "-o", plugin, PLUGINS / "counts.c"])
             # A list: every case runs, whatever the result of the one before.
-            equal = [compare(name, plugin, branches) for name in options.cases]
+            equal = [compare(name, plugin, branches, hindsight) for name in options.cases]
     except RunError as error:
         print(f"counts: {error}", file=sys.stderr)
         return 2
