@@ -302,14 +302,14 @@ fn corrupt_snapshots_never_panic() {
     number_paths(&tree, "", &mut paths);
     paths.retain(|path| !path.contains("/xsave/") && !path.contains("/cpuid/"));
     let mut machine = machine("hlt", 1, 0);
-    let mut random = 1_u64;
     let mut accepted = 0;
     let done = watchdog(machine.stop_handle());
-    for path in paths {
-        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
-        let value = VALUES[(random >> 61) as usize];
+    for (path, value) in paths
+        .iter()
+        .flat_map(|path| VALUES.map(|value| (path, value)))
+    {
         let mut tree = tree.clone();
-        *tree.pointer_mut(&path).unwrap() = value.into();
+        *tree.pointer_mut(path).unwrap() = value.into();
         let Ok(mut snapshot) = serde_json::from_value::<Snapshot>(tree) else {
             continue;
         };

@@ -1,11 +1,15 @@
 //! Saves and restores a deterministic machine.
 
+use hindsight_devices::clock::Ticks;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
 use super::machine::DeterministicMachine;
 use super::turn::QUANTUM;
 use crate::state::{MachineShape, MemorySaver, RestoreError, SNAPSHOT_VERSION, Schedule, Snapshot};
 use crate::vcpu::interp::InterpVcpu;
+
+/// The latest time of a snapshot: half of what the clock counts to, which no run reaches.
+const MAX_TICKS: Ticks = Ticks::MAX / 2;
 
 impl DeterministicMachine {
     /// The machine's configuration, which its snapshots must match.
@@ -82,6 +86,9 @@ impl DeterministicMachine {
         let Schedule { turn, used, .. } = snapshot.schedule;
         if turn >= own.cpus || used > QUANTUM {
             return Err(RestoreError::Schedule);
+        }
+        if snapshot.ticks > MAX_TICKS {
+            return Err(RestoreError::Clock);
         }
         let saver = self.memory.as_ref();
         match saver.and_then(|saver| saver.misplaced(&snapshot.memory)) {

@@ -87,6 +87,9 @@ pub enum RestoreError {
     /// The schedule names a vCPU that does not exist, or more instructions than a turn has.
     #[error("the snapshot's schedule is invalid")]
     Schedule,
+    /// The clock would overflow before any run ends.
+    #[error("the snapshot's clock is impossible")]
+    Clock,
     /// A page is not in guest memory.
     #[error("the snapshot has a page at {0:#x}, where this machine has no memory")]
     Page(u64),
