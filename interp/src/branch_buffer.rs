@@ -17,8 +17,9 @@ use hindsight_translate::{BranchWords, Translator};
 use std::mem::offset_of;
 use std::ops::Range;
 
-/// Capacity of the buffer, a power of two: few enough branches for the L1 cache.
-const CAPACITY: usize = 256;
+/// Capacity of the buffer, a power of two: few enough branches for the L1 cache, and enough that
+/// reporting them costs little.
+const CAPACITY: usize = 1024;
 
 /// The bit offset of a field in the word that follows the addresses.
 const CLASS: usize = (offset_of!(Branch, class) - STAMP) * 8;
@@ -436,7 +437,7 @@ mod tests {
 
     #[test]
     fn report_is_due_when_asked_for_or_full() {
-        for (every, expected) in [(7, 7), (0, 256), (1000, 256)] {
+        for (every, expected) in [(7, 7), (0, CAPACITY), (5000, CAPACITY)] {
             let mut observe = Observe::BRANCHES;
             observe.every = every;
             let mut buffer = buffer(observe);

@@ -133,13 +133,8 @@ impl Lbr {
             && let Some(at) = overwritten(batch, self.depth)
         {
             let (old, new) = batch.split_at(at);
-            let classes = classes(old);
-            if classes & EVENTS == 0 {
-                let recorded = if classes & !PLAIN == 0 {
-                    old.len()
-                } else {
-                    old.iter().filter(|b| is_plain(b)).count()
-                };
+            let recorded = old.iter().filter(|b| is_plain(b)).count();
+            if classes(old) & EVENTS == 0 {
                 self.skip(old, recorded);
                 batch = new;
             }

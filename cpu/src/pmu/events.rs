@@ -309,20 +309,20 @@ impl EventTotals {
             }
             return;
         }
-        // A long batch is first counted by key. Neighbours are often alike: two tables alternate,
+        // A long batch is first counted by key. Neighbours are often alike: four tables take turns,
         // so that no increment waits for the one before.
-        let mut tables = [[0_u64; KEYS]; 2];
-        for pair in branches.chunks(2) {
-            for (table, b) in tables.iter_mut().zip(pair) {
+        let mut tables = [[0_u64; KEYS]; 4];
+        for group in branches.chunks(4) {
+            for (table, b) in tables.iter_mut().zip(group) {
                 table[key(b.class, Ring::of(b.cpl), b.mispredicted) % KEYS] += 1;
             }
         }
-        let [even, odd] = tables;
+        let count = |key: usize| tables.iter().map(|table| table[key]).sum();
         for class in BranchClass::ALL {
             for ring in [Ring::Os, Ring::User] {
                 for mispredicted in [false, true] {
                     let key = key(class, ring, mispredicted);
-                    self.add_alike(class, ring, mispredicted, even[key] + odd[key]);
+                    self.add_alike(class, ring, mispredicted, count(key));
                 }
             }
         }
