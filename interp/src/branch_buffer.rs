@@ -13,7 +13,7 @@
 use crate::memory::{load_u64, store_record, store_u64};
 use crate::platform::{Branch, BranchClass, Observe};
 use hindsight_cpu::branch::bts::{self, BtsFastPath};
-use hindsight_translate::{BranchWords, Translator};
+use hindsight_translate::{BranchKind, BranchWords, RECORDED_BRANCHES, Translator};
 use std::mem::offset_of;
 use std::ops::Range;
 
@@ -66,11 +66,37 @@ pub(crate) enum BranchRecords {
     StampedAll,
     /// In the guest's BTS buffer.
     Bts,
-    /// As paths, because only the newest branches must be reported.
+    /// As paths, because only the newest branches must be reported, or only the number of branches.
     Paths,
+    /// As paths, with conditional branches that are not taken.
+    PathsAll,
     /// In a way that translated code does not support.
     Unsupported,
 }
+
+impl BranchRecords {
+    /// Whether translated code records paths.
+    pub(crate) fn are_paths(self) -> bool {
+        matches!(self, Self::Paths | Self::PathsAll)
+    }
+}
+
+/// The near branches of translated code, in the order of
+/// [`BranchKind`](hindsight_translate::BranchKind).
+const KINDS: [BranchClass; 8] = {
+    let mut kinds = [BranchClass::Conditional; 8];
+    kinds[BranchKind::DirectJump as usize] = BranchClass::DirectJump;
+    kinds[BranchKind::IndirectJump as usize] = BranchClass::IndirectJump;
+    kinds[BranchKind::DirectCall as usize] = BranchClass::DirectCall;
+    kinds[BranchKind::CallNext as usize] = BranchClass::CallNext;
+    kinds[BranchKind::IndirectCall as usize] = BranchClass::IndirectCall;
+    kinds[BranchKind::Return as usize] = BranchClass::Return;
+    kinds[BranchKind::NotTaken as usize] = BranchClass::NotTaken;
+    kinds
+};
+
+/// Near branches of translated code that are reported by their number: by ring and kind.
+pub(crate) type KindCounts = [[u64; 8]; 2];
 
 /// Where translated code can store BTS records: host addresses.
 #[derive(Clone, Copy, Debug)]
@@ -105,6 +131,10 @@ pub(crate) struct BranchBuffer {
     not_taken: u64,
     /// The privilege level, in both of its fields of a near branch's last word.
     levels: u64,
+    /// Branches that were only counted, and not reported.
+    counts: KindCounts,
+    /// Number of those branches.
+    counted: u64,
 }
 
 impl BranchBuffer {
@@ -119,6 +149,8 @@ impl BranchBuffer {
             reported: 0,
             not_taken: 0,
             levels: 0,
+            counts: [[0; 8]; 2],
+            counted: 0,
         }
     }
 
@@ -333,6 +365,42 @@ impl BranchBuffer {
         records
     }
 
+    /// Whether units may count branches: a report is not due before the next exit of a unit.
+    pub(crate) fn counts_paths(&self) -> bool {
+        let left = match self.observe.every {
+            0 => u64::MAX,
+            every => u64::from(every),
+        };
+        let pending = self.counted + self.count as u64;
+        self.observe.counted && pending + CAPACITY as u64 + RECORDED_BRANCHES <= left
+    }
+
+    /// Counts branches of translated code, by kind.
+    pub(crate) fn add_counts(&mut self, counts: &[u64; 8]) {
+        let ring = usize::from(self.levels != 0);
+        for (sum, count) in self.counts[ring].iter_mut().zip(counts) {
+            *sum += count;
+        }
+        let all: u64 = counts.iter().sum();
+        self.counted += all;
+        self.reported = self.reported.wrapping_add(all);
+        self.not_taken += counts[BranchKind::NotTaken as usize];
+        if !self.counts_paths() {
+            // The next branch of the interpreter is the last one before a report.
+            self.due = self.count + 1;
+        }
+    }
+
+    /// Returns and clears the branches that were only counted; `None` if there are none.
+    pub(crate) fn take_counts(&mut self) -> Option<KindCounts> {
+        (std::mem::take(&mut self.counted) != 0).then(|| std::mem::take(&mut self.counts))
+    }
+
+    /// The classes of the branches of [`BranchBuffer::take_counts`].
+    pub(crate) const fn kinds() -> [BranchClass; 8] {
+        KINDS
+    }
+
     /// Counts taken branches that are reported by their number alone.
     pub(crate) fn skip(&mut self, count: u64) {
         self.reported = self.reported.wrapping_add(count);
@@ -359,7 +427,7 @@ impl BranchBuffer {
 
     /// Whether branches must be reported.
     pub(crate) fn report_is_due(&self) -> bool {
-        self.count >= self.full
+        self.count >= self.full || self.counted != 0 && !self.counts_paths()
     }
 
     /// Returns the branch that was added last, if it was not reported yet.
@@ -377,7 +445,7 @@ impl BranchBuffer {
             return true;
         }
         self.schedule();
-        self.count < self.full
+        !self.report_is_due()
     }
 
     /// Empties the buffer, and returns how many branches it had.

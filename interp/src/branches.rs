@@ -5,10 +5,10 @@
     reason = "where BTS records go is kept as host addresses from the TLB"
 )]
 
-use crate::branch_buffer::{BranchRecords, BtsTarget, BtsWindow};
+use crate::branch_buffer::{BranchBuffer, BranchRecords, BtsTarget, BtsWindow};
 use crate::code::Op;
 use crate::core::Core;
-use crate::platform::{Branch, BranchClass, SystemEvent};
+use crate::platform::{Branch, BranchClass, Ring, SystemEvent};
 use hindsight_cpu::branch::BtsConfig;
 use hindsight_cpu::branch::bts::{self, BtsFastPath, BtsOutcome};
 
@@ -207,6 +207,8 @@ impl Core {
         let observe = self.branches.observe();
         match &observe.bts {
             _ if !self.branches.records() => BranchRecords::None,
+            None if self.branches.counts_paths() && observe.not_taken => BranchRecords::PathsAll,
+            None if self.branches.counts_paths() => BranchRecords::Paths,
             None if observe.not_taken => BranchRecords::StampedAll,
             None if observe.newest != 0 && observe.every == 0 => BranchRecords::Paths,
             None => BranchRecords::Stamped,
@@ -263,6 +265,13 @@ impl Core {
     /// what must be observed stays the same. The counters must not be brought up to date here: an
     /// overflow could freeze the LBR stack before the branches in the buffer are in it.
     pub(crate) fn add_paths(&mut self, count: usize) {
+        if self.branches.observe().counted {
+            if let Some(translator) = self.jit.translator() {
+                let counts = translator.count_branches(count);
+                self.branches.add_counts(&counts);
+            }
+            return;
+        }
         let end_stamp = self.progress.end_stamp();
         let cs_base = self.regs.cs_base();
         let mut added = self.skip_paths(count);
@@ -297,13 +306,21 @@ impl Core {
 
     /// Passes all branches in the buffer to the platform; returns whether there were any.
     fn pass_branches(&mut self, cs_base: u64) -> bool {
+        let counts = self.branches.take_counts();
         let count = self.branches.empty();
-        if count == 0 {
-            return false;
-        }
         let (platform, branches) = self.platform_and_branches();
-        platform.branches(cs_base, branches.emptied(count));
-        true
+        if let Some(counts) = counts {
+            for (ring, counts) in [Ring::Os, Ring::User].into_iter().zip(counts) {
+                for (class, count) in BranchBuffer::kinds().into_iter().zip(counts) {
+                    platform.count_branches(ring, class, count);
+                }
+            }
+            platform.counted_branches();
+        }
+        if count != 0 {
+            platform.branches(cs_base, branches.emptied(count));
+        }
+        count != 0 || counts.is_some()
     }
 
     /// Reports a system event that has completed, if the platform requests these.

@@ -232,6 +232,13 @@ pub trait Observer {
     ///
     /// Called if [`Observe::newest`] allows that. The default implementation ignores it.
     fn skip_branches(&mut self, _count: u64) {}
+    /// Reports the number of near branches of a class at privilege levels of a ring, instead of the
+    /// branches.
+    ///
+    /// Called if [`Observe::counted`] allows that. The default implementation ignores it.
+    fn count_branches(&mut self, _ring: Ring, _class: BranchClass, _count: u64) {}
+    /// Ends the reports of [`Observer::count_branches`]: the counters can be brought up to date.
+    fn counted_branches(&mut self) {}
     /// Reports that an event was delivered, or that its delivery faulted.
     ///
     /// The default implementation ignores it.

@@ -44,7 +44,7 @@ pub use analysis::{
 pub use entry::{Entry, EntryState, Left, RecordBuffer, UnitExit};
 pub use flags::{FlagKind, FlagState, FlagStep};
 pub use layout::Rights;
-pub use paths::BranchWords;
+pub use paths::{BranchWords, RECORDED_BRANCHES};
 pub use tables::{JumpKeys, TlbKey};
 pub use translator::{Callback, Translator};
 pub use unit::{EdgeId, NotTranslated, Unit, UnitAccess, UnitBlock, UnitId};

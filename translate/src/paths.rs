@@ -5,7 +5,7 @@
 //! Translated code therefore stores one [`PathRecord`] for a path, and [`Paths`] finds its
 //! branches again.
 
-use crate::layout::PathRecord;
+use crate::layout::{PATH_RECORDS, PathRecord};
 
 /// A branch of a path.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +27,8 @@ pub(crate) struct KnownPath {
     before: u32,
     last: PathBranch,
     indirect: bool,
+    /// The number of branches of each [`BranchKind`](crate::BranchKind), a byte each.
+    kinds: u64,
 }
 
 /// A path in the code of a unit.
@@ -38,6 +40,17 @@ pub(crate) struct PathCode {
     /// The record has the target of the last branch.
     pub(crate) indirect: bool,
 }
+
+/// The most branches of a path.
+const PATH_BRANCHES: usize = 16;
+
+/// The most branches of the records of paths that translated code adds before it is left.
+pub const RECORDED_BRANCHES: u64 = ((PATH_RECORDS + 1) * PATH_BRANCHES) as u64;
+
+/// The kinds of [`KnownPath::kinds`] in every second byte.
+const EVEN_KINDS: u64 = 0x00ff_00ff_00ff_00ff;
+/// Counts of even and of odd kinds do not overflow their 16 bits.
+const _: () = assert!(RECORDED_BRANCHES <= u16::MAX as u64);
 
 /// The paths of all units.
 #[derive(Debug, Default)]
@@ -68,7 +81,18 @@ impl Paths {
     }
 
     /// Adds the paths of a unit, and the branches between its blocks.
-    pub(crate) fn add(&mut self, branches: &[PathBranch], paths: &[PathCode]) {
+    ///
+    /// `words` are those of the unit's [`BranchFormat`](crate::BranchFormat).
+    pub(crate) fn add(&mut self, branches: &[PathBranch], paths: &[PathCode], words: &[u32; 8]) {
+        let kinds = |found: &[PathBranch]| -> u64 {
+            debug_assert!(found.len() < PATH_BRANCHES);
+            let kind = |b: &PathBranch| words.iter().position(|&word| word == b.word);
+            found
+                .iter()
+                .filter_map(kind)
+                .map(|kind| 1 << (8 * kind))
+                .sum()
+        };
         // The numbers of paths are 32 bits wide, and each has more bytes of code than branches.
         let first = u32::try_from(self.branches.len()).unwrap_or(u32::MAX);
         self.branches.extend(branches);
@@ -78,6 +102,7 @@ impl Paths {
                 before: u32::try_from(path.before).unwrap_or(u32::MAX),
                 last: path.last,
                 indirect: path.indirect,
+                kinds: kinds(&branches[..path.before]) + kinds(&[path.last]),
             });
         }
     }
@@ -97,6 +122,22 @@ impl Paths {
             newer += len(&records[first]);
         }
         (first, records[..first].iter().map(len).sum())
+    }
+
+    /// Returns the number of the records' branches of each kind.
+    ///
+    /// There are at most as many records as translated code adds before it is left.
+    pub(crate) fn count(&self, records: &[PathRecord]) -> [u64; 8] {
+        debug_assert!(records.len() <= PATH_RECORDS + 1);
+        let (mut even, mut odd) = (0_u64, 0_u64);
+        for path in records.iter().filter_map(|r| self.path(r)) {
+            even += path.kinds & EVEN_KINDS;
+            odd += path.kinds >> 8 & EVEN_KINDS;
+        }
+        std::array::from_fn(|kind| {
+            let counts = if kind % 2 == 0 { even } else { odd };
+            counts >> (16 * (kind / 2)) & 0xffff
+        })
     }
 
     /// Stores the branches of records in `to`, as long as there is room for all branches of one.

@@ -214,7 +214,8 @@ impl Translator {
             incoming: Vec::new(),
         });
         self.exits.extend(code.exits.iter().map(|&e| (id, e)));
-        self.paths.add(&code.branches, &code.paths);
+        let words = source.branch_format.map_or([0; 8], |format| format.words);
+        self.paths.add(&code.branches, &code.paths, &words);
         for edge in &code.edges {
             let (start, len) = edge.stores;
             let mut first_bytes = [0; 5];
@@ -554,6 +555,13 @@ impl Translator {
     /// returns the number of branches of those records.
     pub fn superseded(&self, count: usize, newest: usize) -> (usize, u64) {
         self.paths.superseded(self.records(0..count), newest)
+    }
+
+    /// Returns how many branches of each [`BranchKind`](crate::BranchKind) the first records have.
+    ///
+    /// `count` is the number of records ([`Left::paths`]).
+    pub fn count_branches(&self, count: usize) -> [u64; 8] {
+        self.paths.count(self.records(0..count))
     }
 
     /// Stores the branches of a range of the records of paths in `to`.

@@ -172,6 +172,8 @@ pub struct Observe {
     /// Of successive near branches, report only this many of the newest, and the number of the others
     /// to [`BranchUnit::skip`]; 0: report all.
     pub newest: u32,
+    /// Nobody needs more of near branches than how many there were of each class.
+    pub counted: bool,
     /// Store branches in the BTS buffer.
     pub bts: Option<BtsConfig>,
     /// RFLAGS.TF traps after taken branches only: IA32_DEBUGCTL.BTF.
@@ -191,6 +193,7 @@ impl Observe {
         not_taken: false,
         every: 0,
         newest: 0,
+        counted: false,
         bts: None,
         step_on_branch: false,
         debug_exceptions: false,

@@ -219,6 +219,7 @@ impl BranchUnit {
             } else {
                 0
             },
+            counted: false,
             ..Observe::default()
         }
     }

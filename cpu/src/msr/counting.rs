@@ -136,6 +136,7 @@ impl Msrs {
         Observe {
             branches: true,
             newest: 0,
+            counted: !observe.branches && !self.needs_predictor() && observe.bts.is_none(),
             not_taken: observe.not_taken || needs.contains(PmuNeeds::NOT_TAKEN),
             every: match (observe.every, u32::try_from(least).unwrap_or(0)) {
                 (0, every) | (every, 0) => every,

@@ -328,6 +328,11 @@ impl EventTotals {
         }
     }
 
+    /// Adds near branches of one class that an engine counted; it predicted none.
+    pub fn add_class(&mut self, class: BranchClass, ring: Ring, count: u64) {
+        self.add_alike(class, ring, false, count);
+    }
+
     /// Adds `count` branches of one class and ring, mispredicted or not.
     fn add_alike(&mut self, class: BranchClass, ring: Ring, mispredicted: bool, count: u64) {
         let kind = match class {

@@ -212,7 +212,7 @@ impl Core {
                 next: window.next,
                 end: window.end,
             },
-            None if self.branch_records() == BranchRecords::Paths => RecordBuffer::Translator,
+            None if self.branch_records().are_paths() => RecordBuffer::Translator,
             None => {
                 let (next, end) = self.branches.entries();
                 RecordBuffer::Caller { next, end }

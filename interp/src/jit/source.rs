@@ -63,7 +63,9 @@ pub(super) fn branch_format(
         BranchRecords::Stamped | BranchRecords::StampedAll => {
             Some(stamped_format(branches, RecordKind::Branches))
         }
-        BranchRecords::Paths => Some(stamped_format(branches, RecordKind::Paths)),
+        BranchRecords::Paths | BranchRecords::PathsAll => {
+            Some(stamped_format(branches, RecordKind::Paths))
+        }
         BranchRecords::Bts => Some(BranchFormat {
             words: [0; 8],
             not_taken: false,

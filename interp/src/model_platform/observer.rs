@@ -6,7 +6,8 @@ use hindsight_cpu::uarch::{AccessEvents, MemoryAccess};
 
 use super::{InterruptController, ModelPlatform};
 use crate::platform::{
-    Accesses, Branch, Bus, Counting, Observe, Observer, Ring, SystemEvent, TransactionEvent,
+    Accesses, Branch, BranchClass, Bus, Counting, Observe, Observer, Ring, SystemEvent,
+    TransactionEvent,
 };
 
 impl<B: Bus, I: InterruptController> Observer for ModelPlatform<B, I> {
@@ -27,6 +28,14 @@ impl<B: Bus, I: InterruptController> Observer for ModelPlatform<B, I> {
 
     fn skip_branches(&mut self, count: u64) {
         self.msrs.skip_branches(count);
+    }
+
+    fn count_branches(&mut self, ring: Ring, class: BranchClass, count: u64) {
+        self.totals.add_class(class, ring, count);
+    }
+
+    fn counted_branches(&mut self) {
+        self.sync_counters();
     }
 
     fn debug_exception(&mut self) {

@@ -7,6 +7,9 @@ const RING_ALONE: u64 = 0;
 /// An address without memory.
 const DEVICE: u64 = 0x20_0000;
 
+/// Where [`ring_and_counters`] has IA32_PERF_GLOBAL_STATUS.
+const STATUS: usize = 99;
+
 /// Returns LBR MSRs and counters.
 fn ring_and_counters(platform: &mut ModelPlatform<NoDevices, NoInterrupts>) -> Vec<u64> {
     let mut read = |index| platform.rdmsr(index).expect("the MSR exists");
@@ -89,5 +92,45 @@ fn overflow_freezes_the_ring_after_its_newest_branches() {
         let (found, translated) = run(&code, &state, &msrs, 2);
         assert!(translated > 300);
         assert_eq!(found, expected, "{before} instructions before the overflow");
+    }
+}
+
+/// Runs a loop of 80 000 branches of several kinds, with a counter of branches that overflows and
+/// then freezes all counters.
+fn run_to_overflow(event: u64, before: u64, after_runs: u64) -> (Vec<u64>, u64) {
+    // l: call f; test cl, 3; jz m; nop; m: dec ecx; jnz l; hlt; f: ret
+    let code = [
+        0xe8, 11, 0, 0, 0, 0xf6, 0xc1, 3, 0x74, 1, 0x90, 0xff, 0xc9, 0x75, 0xf1, 0xf4, 0xc3,
+    ];
+    let mut state = CpuState::long_mode(0x1000, CODE, STACK);
+    state.gpr[1] = 20_000;
+    let msrs = [
+        (msr::IA32_FIXED_CTR_CTRL, 3),
+        (msr::IA32_PERFEVTSEL0, event | 0x53_0000),
+        (msr::IA32_A_PMC0, (1 << 48) - before),
+        (msr::IA32_PERF_GLOBAL_CTRL, 1 << 32 | 1),
+        (msr::IA32_DEBUGCTL, DebugCtl::FREEZE_PERFMON_ON_PMI.bits()),
+    ];
+    run(&code, &state, &msrs, after_runs)
+}
+
+#[test]
+fn counter_of_branches_overflows_at_the_same_instruction() {
+    for (event, all) in [
+        (0x00c4, 80_000),
+        (0x01c4, 40_000),
+        (0x20c4, 64_999),
+        (0x08c4, 20_000),
+    ] {
+        for before in [all - 1, all - 2, all / 2, 17_431, 17_000, 1024, 3] {
+            let (expected, _) = run_to_overflow(event, before, u64::MAX);
+            let (found, translated) = run_to_overflow(event, before, 2);
+            assert!(translated > 10_000, "{translated}");
+            assert_eq!(expected[STATUS] & 1, 1, "the counter overflows");
+            assert_eq!(
+                found, expected,
+                "event {event:x}, {before} before the overflow"
+            );
+        }
     }
 }

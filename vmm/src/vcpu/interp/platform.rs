@@ -345,6 +345,7 @@ impl Observer for InterpPlatform {
         observe.not_taken |= counter.is_some();
         if records || traced.needs_branches() || counter.is_some() {
             observe.newest = 0;
+            observe.counted = false;
         }
         if in_regions {
             observe.every = 1;
@@ -367,6 +368,14 @@ impl Observer for InterpPlatform {
 
     fn skip_branches(&mut self, count: u64) {
         self.model.msrs.skip_branches(count);
+    }
+
+    fn count_branches(&mut self, ring: Ring, class: BranchClass, count: u64) {
+        self.model.pmu_totals.totals.add_class(class, ring, count);
+    }
+
+    fn counted_branches(&mut self) {
+        self.model.count();
     }
 
     fn delivery(&mut self, delivery: &Delivery) {
