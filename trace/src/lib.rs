@@ -25,6 +25,6 @@ pub use error::TraceError;
 pub use event::{BranchEvent, DeviceAccess, Event, EventKinds, Record, UnknownKind};
 pub use header::{TraceHeader, TraceSummary, TracedImage, VERSION};
 pub use process::{LinuxTask, LoggedFunction, LoggedMapping, ProcessEvent, ProcessRecord};
-pub use reader::{Records, TraceReader};
+pub use reader::{IntoRecords, Records, TraceReader};
 pub use select::{End, Passage, ProcessFilter, Selection, Window};
 pub use writer::{TraceSink, TraceWriter, WriterOptions};

@@ -79,6 +79,26 @@ impl<R: Read + Seek> TraceReader<R> {
 
     /// The records at these counts of retired instructions, ordered by the machine's clock.
     pub fn records_within(&mut self, range: RangeInclusive<u64>) -> Records<'_, R> {
+        let streams = self.streams(&range);
+        Records {
+            reader: self,
+            streams,
+            range,
+        }
+    }
+
+    /// All records, ordered by the machine's clock, in an iterator that owns the reader.
+    pub fn into_records(self) -> IntoRecords<R> {
+        let range = 0..=u64::MAX;
+        IntoRecords {
+            streams: self.streams(&range),
+            reader: self,
+            range,
+        }
+    }
+
+    /// The blocks with records at these counts of retired instructions, by vCPU.
+    fn streams(&self, range: &RangeInclusive<u64>) -> Vec<BlockStream> {
         let mut streams: Vec<BlockStream> = Vec::new();
         let in_range = |block: &&BlockInfo| {
             let overlaps = block.last_at >= *range.start() && block.first_at <= *range.end();
@@ -95,11 +115,7 @@ impl<R: Read + Seek> TraceReader<R> {
             });
             streams[index].blocks.push_back(*block);
         }
-        Records {
-            reader: self,
-            streams,
-            range,
-        }
+        streams
     }
 
     /// What the guest's kernel ran in the whole run, in the order of the machine's clock.
@@ -241,13 +257,36 @@ impl<R: Read + Seek> Iterator for Records<'_, R> {
     type Item = Result<Record, TraceError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        for stream in &mut self.streams {
-            stream.fill(self.reader, &self.range);
-        }
-        let pending = self
-            .streams
-            .iter_mut()
-            .filter(|stream| stream.next.is_some());
-        pending.min_by_key(|stream| stream.key())?.next.take()
+        next_record(self.reader, &mut self.streams, &self.range)
     }
+}
+
+/// Iterates over all records of a trace and owns its reader. After an error it continues with the
+/// next block.
+#[derive(Debug)]
+pub struct IntoRecords<R> {
+    reader: TraceReader<R>,
+    streams: Vec<BlockStream>,
+    range: RangeInclusive<u64>,
+}
+
+impl<R: Read + Seek> Iterator for IntoRecords<R> {
+    type Item = Result<Record, TraceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        next_record(&mut self.reader, &mut self.streams, &self.range)
+    }
+}
+
+/// The next record of all streams, by the machine's clock.
+fn next_record<R: Read + Seek>(
+    reader: &mut TraceReader<R>,
+    streams: &mut [BlockStream],
+    range: &RangeInclusive<u64>,
+) -> Option<Result<Record, TraceError>> {
+    for stream in &mut *streams {
+        stream.fill(reader, range);
+    }
+    let pending = streams.iter_mut().filter(|stream| stream.next.is_some());
+    pending.min_by_key(|stream| stream.key())?.next.take()
 }
