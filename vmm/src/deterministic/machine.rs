@@ -146,7 +146,7 @@ impl DeterministicMachine {
         }
     }
 
-    fn crashed(&self) -> Option<usize> {
+    pub(super) fn crashed(&self) -> Option<usize> {
         self.vcpus.iter().position(|vcpu| vcpu.crashed.is_some())
     }
 

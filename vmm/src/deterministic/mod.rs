@@ -13,6 +13,7 @@ mod checkpoint;
 mod debug;
 pub mod input;
 mod machine;
+mod owner;
 mod save;
 mod stop;
 mod thread;

@@ -3,7 +3,7 @@
 use super::checkpoint::{AllRegisters, CheckpointList, DebuggerWrite, RunCheckpoint};
 use super::machine::DeterministicMachine;
 use super::stop::RunStop;
-use crate::state::{PAGE, RestoreError};
+use crate::state::{PAGE, RestoreError, Snapshot};
 
 /// How many checkpoints a [`Timeline`] holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,6 +147,31 @@ impl Timeline {
         let icount = icount.max(self.begin());
         self.restore(self.checkpoints.before(icount))?;
         self.run_to(icount)
+    }
+
+    /// Restores `snapshot`, with which another timeline begins. Input that follows it is forgotten.
+    ///
+    /// # Errors
+    ///
+    /// The snapshot does not fit the machine or is invalid; nothing has changed.
+    pub fn restart_from(&mut self, snapshot: &Snapshot) -> Result<(), RestoreError> {
+        self.machine.restore(snapshot)?;
+        self.machine.forget_later_input();
+        self.checkpoints = CheckpointList::new(self.machine.save()?);
+        self.stretch = 0;
+        self.before_write = None;
+        self.furthest = self.machine.icount();
+        Ok(())
+    }
+
+    /// Sends input to the machine: see [`DeterministicMachine::send_input`].
+    ///
+    /// Input makes another future: checkpoints of the old one are dropped.
+    pub fn send_input(&mut self, bytes: &[u8]) -> bool {
+        if self.machine.icount() < self.furthest {
+            self.prepare_write();
+        }
+        self.machine.send_input(bytes)
     }
 
     fn restore(&mut self, index: usize) -> Result<(), RestoreError> {

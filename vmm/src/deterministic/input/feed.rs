@@ -17,11 +17,15 @@ const POLL: Duration = Duration::from_millis(50);
 struct LiveInput {
     queue: Arc<InputQueue>,
     log: Box<dyn Write + Send>,
+    /// Other threads fill the queue, and a machine without work waits for them.
+    waits: bool,
 }
 
 /// The input of a machine: entries of a log, then live input if there is any.
 #[derive(Default)]
 pub struct InputFeed {
+    /// The number of the first entry of `logged`.
+    first: u64,
     logged: Vec<LoggedInput>,
     live: Option<LiveInput>,
 }
@@ -38,6 +42,7 @@ impl InputFeed {
     /// The input of a log, and no other.
     pub fn replay(log: InputLog) -> Self {
         Self {
+            first: 0,
             logged: log.inputs,
             live: None,
         }
@@ -56,21 +61,66 @@ impl InputFeed {
         writeln!(log, "{MAGIC} {machine}")?;
         writeln!(log, "# round instructions time: input")?;
         log.flush()?;
-        let live = Some(LiveInput { queue, log });
+        let waits = true;
+        let live = Some(LiveInput { queue, log, waits });
         Ok(Self {
+            first: 0,
             logged: Vec::new(),
             live,
         })
     }
 
+    /// The input of `log`, then what the machine's owner sends between runs
+    /// ([`super::super::DeterministicMachine::send_input`]).
+    pub fn owned(log: Option<InputLog>) -> Self {
+        Self {
+            first: 0,
+            logged: log.map(|log| log.inputs).unwrap_or_default(),
+            live: Some(LiveInput {
+                queue: Arc::default(),
+                log: Box::new(io::sink()),
+                waits: false,
+            }),
+        }
+    }
+
+    /// Queues input of the machine's owner. Returns `false` if it does not fit, as it never does
+    /// without [`InputFeed::owned`].
+    pub(crate) fn send(&self, bytes: &[u8]) -> bool {
+        let owned = self.live.as_ref().filter(|live| !live.waits);
+        owned.is_some_and(|live| live.queue.push_all(bytes))
+    }
+
+    /// Makes the next input entry `count`: forgets what follows the entries before it. Where those
+    /// are of the run of another machine, nothing reads them, and `first` counts on from them.
+    pub(crate) fn forget_from(&mut self, count: u64) {
+        let remaining = count.saturating_sub(self.first);
+        let len = self.logged.len() as u64;
+        if count < self.first || remaining > len {
+            self.logged.clear();
+            self.first = count;
+        } else {
+            self.logged
+                .truncate(usize::try_from(remaining).unwrap_or(usize::MAX));
+        }
+    }
+
+    /// Drops the input that was sent and not taken.
+    pub(crate) fn drop_queued(&self) {
+        if let Some(live) = &self.live {
+            live.queue.clear();
+        }
+    }
+
     /// Entry `index` of the log, if it is recorded already.
     pub(crate) fn logged(&self, index: u64) -> Option<&LoggedInput> {
+        let index = index.checked_sub(self.first)?;
         self.logged.get(usize::try_from(index).ok()?)
     }
 
-    /// Whether live input may come.
-    pub(crate) const fn is_live(&self) -> bool {
-        self.live.is_some()
+    /// Whether other threads may send input.
+    pub(crate) fn is_live(&self) -> bool {
+        self.live.as_ref().is_some_and(|live| live.waits)
     }
 
     /// Takes as much live input as `accept` accepts.
@@ -109,7 +159,7 @@ impl InputFeed {
         accepts_bytes: bool,
         stopped: impl Fn() -> bool,
     ) -> Option<Duration> {
-        let live = self.live.as_ref()?;
+        let live = self.live.as_ref().filter(|live| live.waits)?;
         let start = Instant::now();
         loop {
             let waited = start.elapsed();

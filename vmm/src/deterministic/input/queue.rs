@@ -39,6 +39,21 @@ impl InputQueue {
         count
     }
 
+    /// Queues all of these bytes, or none if they do not fit.
+    pub(super) fn push_all(&self, bytes: &[u8]) -> bool {
+        let mut queued = lock(&self.queued);
+        let fits = bytes.len() <= QUEUE_MAX - queued.bytes.len();
+        if fits {
+            queued.bytes.extend(bytes);
+        }
+        fits
+    }
+
+    /// Drops all bytes.
+    pub(super) fn clear(&self) {
+        lock(&self.queued).bytes.clear();
+    }
+
     /// Ends the run.
     pub fn quit(&self) {
         lock(&self.queued).quit = true;
