@@ -119,6 +119,18 @@ impl Pages {
         }
     }
 
+    /// Adds a page of a snapshot that is read; fails where no page can be, or one is already.
+    pub(super) fn add(&mut self, gpa: u64, page: PageBytes) -> Result<(), String> {
+        if !gpa.is_multiple_of(PAGE as u64) {
+            return Err(format!("no page begins at {gpa:#x}"));
+        }
+        if self.shared(gpa).is_some() {
+            return Err(format!("two pages at {gpa:#x}"));
+        }
+        self.replace(gpa, Some(Arc::new(page)));
+        Ok(())
+    }
+
     /// Replaces the page at `gpa`, or drops it.
     fn replace(&mut self, gpa: u64, page: Option<Arc<PageBytes>>) {
         let (base, index) = position(gpa);
@@ -174,13 +186,7 @@ impl<'de> Deserialize<'de> for Pages {
             let len = bytes.len();
             let page = PageBytes::try_from(bytes)
                 .map_err(|_| de::Error::invalid_length(len, &"a page of 4096 bytes"))?;
-            if !gpa.is_multiple_of(PAGE as u64) {
-                return Err(de::Error::custom(format!("no page begins at {gpa:#x}")));
-            }
-            if pages.shared(gpa).is_some() {
-                return Err(de::Error::custom(format!("two pages at {gpa:#x}")));
-            }
-            pages.replace(gpa, Some(Arc::new(page)));
+            pages.add(gpa, page).map_err(de::Error::custom)?;
         }
         Ok(pages)
     }
