@@ -28,3 +28,4 @@ mod usage;
 
 pub use command::main;
 pub use exit::Status;
+pub use run::{OwnedMachine, owned_machine};

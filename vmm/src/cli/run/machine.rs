@@ -1,17 +1,19 @@
 //! Builds a machine from a configuration.
 
+use std::ffi::OsString;
 use std::io;
 
 use anyhow::{Context, bail};
+use clap::{Args, FromArgMatches};
 use hindsight_devices::virtio::VirtioDevice;
 
 use super::devices::{DeviceLinks, OpenedDevices};
 use super::files::BootFiles;
 use super::{devices, input};
 use crate::boot::{LoadRequest, open_firmware_vars};
-use crate::cli::config::{DisplayTarget, ModelsArg, RunConfig};
-use crate::deterministic::DeterministicMachine;
+use crate::cli::config::{ConfigArgs, DebugOptions, DisplayTarget, ModelsArg, RunConfig};
 use crate::deterministic::input::InputFeed;
+use crate::deterministic::{CheckpointLimits, DeterministicMachine};
 use crate::exactness::MeasureMode;
 use crate::machine::start::{self, StartDecision};
 use crate::machine::{MachineConfig, PreparedMachine};
@@ -89,16 +91,72 @@ pub(super) fn prepare_files(
 /// When the options conflict, or the machine cannot be built.
 pub fn deterministic_machine(config: &RunConfig) -> anyhow::Result<DeterministicMachine> {
     config.check()?;
-    let files = BootFiles::read(&config.boot, None)?;
-    let (prepared, _) = prepare_files(config, Engine::Interp, &files)?;
-    let log = input::read_log(config)?;
     let sinks = Sinks {
         serial: Box::new(io::sink()),
         debugcon: Box::new(io::sink()),
         btm: None,
     };
+    let files = BootFiles::read(&config.boot, None)?;
+    let feed = input::read_log(config)?.map(InputFeed::replay);
+    build_deterministic(config, &files, sinks, feed.unwrap_or_default())
+}
+
+/// A machine of [`owned_machine`].
+#[derive(Debug)]
+pub struct OwnedMachine {
+    /// The machine at its first instruction.
+    pub machine: DeterministicMachine,
+    /// The image that it boots, with the symbols.
+    pub image: Vec<u8>,
+    /// What limits the checkpoints for going back.
+    pub checkpoints: CheckpointLimits,
+}
+
+/// Builds a deterministic machine that a program runs, from `options` of the command line.
+///
+/// Its consoles write to `sinks`, and it takes input from its owner.
+///
+/// # Errors
+///
+/// When the options are wrong or conflict, or the machine cannot be built.
+pub fn owned_machine(options: &[OsString], sinks: Sinks) -> anyhow::Result<OwnedMachine> {
+    let command = ConfigArgs::augment_args(clap::Command::new("hindsight").no_binary_name(true));
+    let command = command.disable_help_flag(true);
+    let mut config =
+        ConfigArgs::from_arg_matches(&command.try_get_matches_from(options)?)?.load()?;
+    config.determinism.deterministic = true;
+    let limit = config.debugging.checkpoint_memory.take();
+    if config.debugging != DebugOptions::default() || config.determinism.record_input.is_some() {
+        bail!("a program that runs the machine takes no options for debuggers and recorded input");
+    }
+    if !config.devices.share.is_empty() {
+        bail!("a machine that goes back cannot have --share");
+    }
+    config.check()?;
+    let files = BootFiles::read(&config.boot, None)?;
+    let feed = InputFeed::owned(input::read_log(&config)?);
+    let machine = build_deterministic(&config, &files, sinks, feed)?;
+    let (_, image) = files.image();
+    let mut checkpoints = CheckpointLimits::default();
+    if let Some(limit) = limit {
+        checkpoints.bytes = limit.0.0;
+    }
+    Ok(OwnedMachine {
+        machine,
+        image: image.to_vec(),
+        checkpoints,
+    })
+}
+
+fn build_deterministic(
+    config: &RunConfig,
+    files: &BootFiles<'_>,
+    sinks: Sinks,
+    feed: InputFeed,
+) -> anyhow::Result<DeterministicMachine> {
+    let (prepared, _) = prepare_files(config, Engine::Interp, files)?;
     let mut machine = prepared.build(None, sinks)?;
-    machine.set_feed(log.map(InputFeed::replay).unwrap_or_default());
+    machine.set_feed(feed);
     Ok(machine.into_deterministic()?)
 }
 

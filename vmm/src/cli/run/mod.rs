@@ -18,5 +18,5 @@ pub use command::{RunArgs, run};
 pub(super) use confine::Confinement;
 pub use devices::{DeviceLinks, open as open_devices};
 pub(super) use hook::RunHook;
-pub use machine::{decide, deterministic_machine, prepare};
+pub use machine::{OwnedMachine, decide, deterministic_machine, owned_machine, prepare};
 pub(super) use network::Links;
