@@ -39,6 +39,7 @@ mod until;
 pub use builder::MachineBuilder;
 pub use error::Error;
 pub use hindsight_cpu::branch::BranchClass;
+pub use hindsight_export::Function;
 pub use hindsight_trace::{Event, EventKinds as Events, Record};
 pub use hindsight_vmm::deterministic::StopHandle;
 pub use hindsight_vmm::state::Snapshot;

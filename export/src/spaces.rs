@@ -8,7 +8,7 @@ mod builder;
 mod tests;
 
 use std::collections::{BTreeMap, HashMap};
-use std::rc::Rc;
+use std::sync::Arc;
 
 pub use builder::HostFiles;
 use hindsight_trace::LinuxTask;
@@ -50,7 +50,7 @@ struct FileFunctions {
 #[derive(Clone, Debug)]
 struct FunctionList {
     /// Address at which the function is linked, and its size.
-    functions: Rc<[(u64, u64)]>,
+    functions: Arc<[(u64, u64)]>,
     first: u32,
 }
 

@@ -16,6 +16,7 @@ mod lab;
 mod nightly;
 mod packages;
 mod process;
+mod python;
 mod style;
 mod test;
 

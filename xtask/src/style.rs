@@ -102,21 +102,23 @@ fn shell_scripts() -> Result<Vec<PathBuf>> {
     Ok(scripts)
 }
 
-/// Ruff over the Python package; where it cannot be installed, only whether it compiles.
+/// Ruff over the Python packages and examples; where it cannot be installed, only whether it compiles.
 fn check_python(shell: &Shell) -> Result<()> {
-    let package = root().join("ci/judges");
+    let folders = ["ci/judges", "python", "examples/python"].map(|folder| root().join(folder));
+    let folders = &folders;
     match ruff(shell) {
         Ok(ruff) => {
-            cmd!(shell, "{ruff} check --quiet {package}").run()?;
-            cmd!(shell, "{ruff} format --quiet --check {package}").run()?;
+            cmd!(shell, "{ruff} check --quiet {folders...}").run()?;
+            cmd!(shell, "{ruff} format --quiet --check {folders...}").run()?;
         }
         Err(error) => {
             say(format!(
-                "ruff cannot be installed ({error:#}): the Python package is compiled only"
+                "ruff cannot be installed ({error:#}): the Python packages are compiled only"
             ));
             let compile = "import ast, pathlib, sys
-for path in pathlib.Path(sys.argv[1]).rglob('*.py'): ast.parse(path.read_text(), path)";
-            cmd!(shell, "python3 -c {compile} {package}").run()?;
+for folder in sys.argv[1:]:
+    for path in pathlib.Path(folder).rglob('*.py'): ast.parse(path.read_text(), path)";
+            cmd!(shell, "python3 -c {compile} {folders...}").run()?;
         }
     }
     Ok(())

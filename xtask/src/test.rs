@@ -16,7 +16,7 @@ use crate::guests::linux::{self, Tools};
 use crate::guests::make_images;
 use crate::lab::suite;
 use crate::process::{has_kvm, has_program, judge, root, say, shell};
-use crate::{advisories, check, coverage, fuzz, nightly, packages, style};
+use crate::{advisories, check, coverage, fuzz, nightly, packages, python, style};
 
 /// A step of `ci/test`.
 struct TestStep {
@@ -169,6 +169,12 @@ const STEPS: &[TestStep] = &[
         rules,
         "spec/ is complete, cited rules exist, the conformance page is up to date, and the judges' own tests",
     ),
+    step(
+        "python",
+        python::run,
+        "the Python package hindsight: its tests, and its types against the module and the examples",
+    )
+    .builds_in(&["target/ci/python-package"]),
     step(
         "release",
         release,
