@@ -111,7 +111,15 @@ impl fmt::Display for Stop {
             }
             Self::Exit(code) => write!(f, "the guest ended the run with exit code {code}"),
             Self::Crash(text) | Self::Failed(text) => f.write_str(text),
-            other => f.write_str(other.reason()),
+            Self::Count => f.write_str("the instruction count is reached"),
+            Self::Printed => f.write_str("the guest printed the text"),
+            Self::Predicate => f.write_str("the predicate is true"),
+            Self::Asleep => f.write_str("all processors are halted, and nothing wakes them"),
+            Self::PowerOff => f.write_str("the guest powered the machine off"),
+            Self::Reset => f.write_str("the guest reset the machine"),
+            Self::EndOfInput => f.write_str("the recorded input ends the run"),
+            Self::TraceFull => f.write_str("the trace is full: stop it, and start another one"),
+            Self::Interrupted => f.write_str("the run was interrupted"),
         }
     }
 }

@@ -16,27 +16,20 @@ impl Guests {
         static GUESTS: OnceLock<Guests> = OnceLock::new();
         GUESTS.get_or_init(|| {
             let guests = Self(tempfile::tempdir().expect("there is room for files"));
-            guests.compile("debuggee", &["debuggee/main.c", "debuggee/queue.c"]);
-            guests.compile("heap", &["heap/heap.c"]);
-            guests.compile("echo", &["heap/echo.c"]);
+            for guest in ["queue", "echo"] {
+                guests.compile(guest);
+            }
             guests
         })
     }
 
-    fn compile(&self, name: &str, sources: &[&str]) {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../resources/guests");
-        let status = Command::new("gcc")
-            .current_dir(folder)
-            .args("-g -O1 -ffreestanding -fno-stack-protector -fcf-protection=none".split(' '))
-            .args("-fno-pie -no-pie -fno-asynchronous-unwind-tables -mgeneral-regs-only".split(' '))
-            .args("-mno-red-zone -nostdlib -static -Wl,--build-id=none".split(' '))
-            .arg("-Wl,-Ttext=0x200000")
-            .arg("-o")
-            .arg(self.path(name))
-            .arg("debuggee/start.S")
-            .args(sources)
+    fn compile(&self, guest: &str) {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ci/make-debuggee");
+        let status = Command::new(script)
+            .arg(self.path(guest))
+            .arg(guest)
             .status();
-        assert!(status.expect("gcc is installed").success(), "{name}");
+        assert!(status.expect("gcc is installed").success(), "{guest}");
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -53,7 +46,7 @@ fn machine(guest: &str) -> Machine {
 
 #[test]
 fn machine_runs_to_a_symbol_and_reads_its_memory() {
-    let mut machine = machine("debuggee");
+    let mut machine = machine("queue");
     let main = machine.symbol("main").unwrap();
     let stop = machine.run_until(&Until::new().reaches("main")).unwrap();
     assert_eq!(
@@ -76,7 +69,7 @@ fn machine_runs_to_a_symbol_and_reads_its_memory() {
 
 #[test]
 fn machine_stops_at_the_guests_end_and_goes_back_from_there() {
-    let mut machine = machine("debuggee");
+    let mut machine = machine("queue");
     assert_eq!(machine.run().unwrap(), Stop::Exit(1));
     let end = machine.count();
     assert_eq!(machine.run().unwrap(), Stop::Exit(1), "again");
@@ -91,7 +84,7 @@ fn machine_stops_at_the_guests_end_and_goes_back_from_there() {
 
 #[test]
 fn same_address_is_reached_again_not_at_once() {
-    let mut machine = machine("debuggee");
+    let mut machine = machine("queue");
     let until = Until::new().reaches("queue_put");
     for _ in 0..20 {
         let stop = machine.run_until(&until).unwrap();
@@ -102,7 +95,7 @@ fn same_address_is_reached_again_not_at_once() {
 
 #[test]
 fn watched_write_stops_behind_its_instruction() {
-    let mut machine = machine("debuggee");
+    let mut machine = machine("queue");
     let total = machine.symbol("total").unwrap();
     machine.run_until(&Until::new().reaches("main")).unwrap();
     let stop = machine.run_until(&Until::new().writes(total, 8)).unwrap();
@@ -119,7 +112,7 @@ fn watched_write_stops_behind_its_instruction() {
 
 #[test]
 fn written_memory_changes_the_future_and_going_back_undoes_it() {
-    let mut machine = machine("debuggee");
+    let mut machine = machine("queue");
     let total = machine.symbol("total").unwrap();
     machine.run_until(&Until::new().reaches("main")).unwrap();
     machine
@@ -144,7 +137,7 @@ fn written_memory_changes_the_future_and_going_back_undoes_it() {
 
 #[test]
 fn set_register_changes_the_future() {
-    let mut machine = machine("debuggee");
+    let mut machine = machine("queue");
     machine
         .run_until(&Until::new().reaches("queue_put"))
         .unwrap();
@@ -163,7 +156,7 @@ fn set_register_changes_the_future() {
 
 #[test]
 fn recorded_branches_and_accesses_lead_to_their_instructions() {
-    let mut machine = machine("debuggee");
+    let mut machine = machine("queue");
     let init = machine.symbol("queue_init").unwrap();
     let total = machine.symbol("total").unwrap();
     machine
@@ -242,7 +235,7 @@ fn sent_input_reaches_the_guest_and_is_repeated() {
 
 #[test]
 fn saved_machine_continues_in_another_one() {
-    let mut first = machine("debuggee");
+    let mut first = machine("queue");
     first
         .run_until(&Until::new().reaches("queue_take"))
         .unwrap();
@@ -250,13 +243,13 @@ fn saved_machine_continues_in_another_one() {
     first.save(&file).unwrap();
     let (count, registers) = (first.count(), first.registers(0).unwrap());
     assert_eq!(first.run().unwrap(), Stop::Exit(1));
-    let mut second = machine("debuggee");
+    let mut second = machine("queue");
     second.load(&file).unwrap();
     assert_eq!((second.count(), second.begin()), (count, count));
     assert_eq!(second.registers(0).unwrap(), registers);
     assert_eq!(second.run().unwrap(), Stop::Exit(1));
     assert_eq!(second.count(), first.count());
-    let mut other = Machine::builder(Guests::get().path("debuggee"))
+    let mut other = Machine::builder(Guests::get().path("queue"))
         .protocol("elf")
         .memory("32M")
         .build()
@@ -266,7 +259,7 @@ fn saved_machine_continues_in_another_one() {
 
 #[test]
 fn damaged_snapshots_are_refused() {
-    let mut machine = machine("debuggee");
+    let mut machine = machine("queue");
     let mut bytes = Vec::new();
     let snapshot = machine.snapshot().unwrap();
     snapshot.write(&mut bytes).unwrap();
@@ -312,7 +305,7 @@ fn snapshot_is_restored_any_number_of_times() {
 
 #[test]
 fn predicate_and_poll_stop_the_machine() {
-    let mut machine = machine("debuggee");
+    let mut machine = machine("queue");
     let total = machine.symbol("total").unwrap();
     let stop = machine.run_until_true(10, |machine| {
         machine
@@ -343,7 +336,7 @@ fn guest_that_nothing_wakes_is_asleep() {
 
 #[test]
 fn errors_say_what_is_wrong() {
-    let mut machine = machine("debuggee");
+    let mut machine = machine("queue");
     let error = machine.symbol("mian").unwrap_err().to_string();
     assert_eq!(
         error,
@@ -374,7 +367,7 @@ fn errors_say_what_is_wrong() {
         Err(Error::RegisterValue { .. })
     ));
     let build = |name: &str, value: &str| {
-        let builder = Machine::builder(Guests::get().path("debuggee"));
+        let builder = Machine::builder(Guests::get().path("queue"));
         builder.option(name, value).build().unwrap_err().to_string()
     };
     let error = build("memory", "1X");

@@ -6,11 +6,11 @@
 <hindsight.Stop reached: cpu 0 reached 0x200013>
 >>> machine.start_trace("branches")
 >>> machine.run_for(1_000_000)
-<hindsight.Stop count: count>
+<hindsight.Stop count: the instruction count is reached>
 >>> machine.stop_trace().branches()["to"]
 array([2097207, 2097182, ...], dtype=uint64)
 >>> machine.back(1)
-<hindsight.Stop count: count>
+<hindsight.Stop count: the instruction count is reached>
 
 Instructions are counted from the start of the run, over all processors. The same count is the same
 state in every run with the same input.

@@ -5,6 +5,8 @@ import os
 import re
 import signal
 import subprocess
+import sys
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -15,20 +17,14 @@ import pytest
 import hindsight
 
 ROOT = Path(__file__).resolve().parents[2]
-FLAGS = (
-    "-g -O1 -ffreestanding -fno-stack-protector -fcf-protection=none -fno-pie -no-pie"
-    " -fno-asynchronous-unwind-tables -mgeneral-regs-only -mno-red-zone -nostdlib -static"
-    " -Wl,--build-id=none -Wl,-Ttext=0x200000"
-)
 
 
 @pytest.fixture(scope="session")
 def guests(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the guests, compiled."""
     folder = tmp_path_factory.mktemp("guests")
-    for name, source in [("heap", "heap/heap.c"), ("echo", "heap/echo.c")]:
-        command = ["gcc", *FLAGS.split(), "-o", str(folder / name), "debuggee/start.S", source]
-        subprocess.run(command, check=True, cwd=ROOT / "resources/guests")
+    for name in ["heap", "echo"]:
+        subprocess.run([ROOT / "ci/make-debuggee", folder / name, name], check=True)
     return folder
 
 
@@ -147,6 +143,24 @@ def test_other_threads_run_meanwhile(guests: Path) -> None:
         time.sleep(0.001)
     assert ticks > 10
     assert echo.count == 20_000_000
+
+
+def test_example_prints_what_its_page_shows(guests: Path) -> None:
+    example = ROOT / "examples/python/use_after_free.py"
+    command = [sys.executable, str(example), str(guests / "heap")]
+    printed = subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE).stdout
+    page = (ROOT / "docs/guide/scripting.md").read_text()
+
+    def numbers_of_any_compiler(text: str) -> str:
+        return re.sub(r"0x[0-9a-f]+|\d+", "N", text)
+
+    shown = numbers_of_any_compiler(textwrap.indent(printed, "    "))
+    assert shown in numbers_of_any_compiler(page)
+
+
+def test_examples_have_at_most_30_lines() -> None:
+    for example in (ROOT / "examples/python").glob("*.py"):
+        assert len(example.read_text().splitlines()) <= 30, example.name
 
 
 def test_everything_is_documented_and_typed() -> None:
