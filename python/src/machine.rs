@@ -34,7 +34,7 @@ impl MachineSnapshot {
 /// The exception of a signal that stopped a run.
 type Raised = Arc<Mutex<Option<PyErr>>>;
 
-/// A deterministic virtual machine. It stands between two instructions, and runs when it is told to.
+/// A deterministic virtual machine. Between two calls it stands between two instructions.
 ///
 /// The machine boots `image`, or what the TOML file `config` says, in the interpreter: without
 /// /dev/kvm, and the same way every time. `options` has further options of `hindsight run`, such as
@@ -100,7 +100,9 @@ impl Machine {
     #[new]
     #[pyo3(signature = (image = None, *, config = None, protocol = None, initrd = None, cmdline = None,
         memory = None, cpus = None, cpu = None, disks = Vec::new(), seed = None,
-        symbols = Vec::new(), options = BTreeMap::new()))]
+        symbols = Vec::new(), options = BTreeMap::new()),
+        text_signature = "(image=None, *, config=None, protocol=None, initrd=None, cmdline=None, \
+            memory=None, cpus=None, cpu=None, disks=(), seed=None, symbols=(), options={})")]
     #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
     fn new(
         py: Python<'_>,
@@ -420,7 +422,9 @@ impl Machine {
     /// last: keep only about this many of the last records.
     /// bytes_max: the most bytes of the trace, compressed; then the machine stops: "trace-full".
     #[pyo3(signature = (events = "branches", *, cpls = None, ranges = Vec::new(), last = None,
-        bytes_max = TraceRequest::BYTES_MAX))]
+        bytes_max = TraceRequest::BYTES_MAX),
+        text_signature = "($self, events='branches', *, cpls=None, ranges=(), last=None, \
+            bytes_max=67108864)")]
     fn start_trace(
         &self,
         py: Python<'_>,
