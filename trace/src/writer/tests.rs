@@ -225,6 +225,7 @@ fn range_of_instructions_has_only_its_records() {
             .eq(all.iter().filter(|record| range.contains(&record.at)))
     );
     assert!(!part.is_empty());
+    assert!(reader.into_records().flatten().eq(all), "all, by value");
 }
 
 #[test]

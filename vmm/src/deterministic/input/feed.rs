@@ -225,6 +225,45 @@ mod tests {
     }
 
     #[test]
+    fn owned_feed_takes_all_of_an_input_or_none_and_never_waits() {
+        let mut feed = InputFeed::owned(None);
+        assert!(feed.send(b"abc") && !feed.send(&[0; 4096]));
+        assert!(!feed.is_live());
+        assert_eq!(feed.wait(None, true, || false), None);
+        let taken = feed.take_live((1, 2, 3), <[u8]>::len).unwrap();
+        assert_eq!(taken, Some(InputEvent::Serial(b"abc".to_vec())));
+        assert_eq!(feed.logged(0).map(|input| input.round), Some(1));
+        assert!(feed.send(b"later"));
+        feed.drop_queued();
+        assert_eq!(feed.take_live((4, 5, 6), <[u8]>::len).unwrap(), None);
+        assert!(!InputFeed::default().send(b"nobody takes it"));
+    }
+
+    #[test]
+    fn another_future_forgets_later_entries_and_keeps_the_numbers_of_the_next() {
+        let mut feed = InputFeed::owned(None);
+        for round in 1..=3 {
+            assert!(feed.send(b"x"));
+            feed.take_live((round, 0, 0), <[u8]>::len).unwrap();
+        }
+        let rounds = |feed: &InputFeed| -> Vec<_> {
+            let numbers = 0..9;
+            let logged = numbers.filter_map(|index| Some((index, feed.logged(index)?.round)));
+            logged.collect()
+        };
+        feed.forget_from(2);
+        assert_eq!(rounds(&feed), [(0, 1), (1, 2)]);
+        // A snapshot of a machine that has taken seven inputs, and one that has taken one.
+        for (count, round) in [(7, 8), (1, 9)] {
+            feed.forget_from(count);
+            assert_eq!(rounds(&feed), []);
+            assert!(feed.send(b"y"));
+            feed.take_live((round, 0, 0), <[u8]>::len).unwrap();
+            assert_eq!(rounds(&feed), [(count, round)]);
+        }
+    }
+
+    #[test]
     fn wait_ends_with_input_or_its_limit_or_the_machine() {
         let queue = Arc::new(InputQueue::default());
         let feed = InputFeed::record(queue.clone(), MACHINE, Box::new(io::sink())).unwrap();
