@@ -611,6 +611,16 @@ impl Machine {
     }
 }
 
+impl Drop for Machine {
+    /// Ends the thread of a trace that was not stopped.
+    fn drop(&mut self) {
+        if self.trace.is_some() {
+            // Nobody reads the trace.
+            let _ = self.stop_trace();
+        }
+    }
+}
+
 /// Why a slice of a run ended.
 enum SliceEnd {
     /// The guest wrote to a port that it prints on.

@@ -192,6 +192,28 @@ fn recorded_branches_and_accesses_lead_to_their_instructions() {
 }
 
 #[test]
+fn dropped_machine_ends_the_thread_of_its_trace() {
+    /// The threads of this process that write the trace of the test's own machine.
+    fn writers() -> usize {
+        let threads = std::fs::read_dir("/proc/self/task").unwrap();
+        let names =
+            threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("comm")));
+        names
+            .filter(|name| matches!(name, Ok(name) if name == "trace\n"))
+            .count()
+    }
+    let mut machines: Vec<_> = (0..20).map(|_| machine("echo")).collect();
+    for machine in &mut machines {
+        machine.start_trace(Events::BRANCHES).unwrap();
+        machine.run_for(100).unwrap();
+    }
+    assert!(writers() >= 20);
+    drop(machines);
+    // Other tests have one each.
+    assert!(writers() < 10);
+}
+
+#[test]
 fn full_trace_stops_the_machine() {
     let mut machine = machine("echo");
     let options = TraceRequest {
