@@ -15,19 +15,22 @@ use crate::fw_cfg::{
 use crate::i8042::{I8042, I8042_COMMAND_OFFSET, I8042_COMMAND_PORT, I8042_DATA_PORT, I8042State};
 use crate::legacy::{CONTROL_A_PORT, ControlA, POST_CODE_PORT, PostCode};
 use crate::pci::{
-    Bridge, IntxLines, MsiSender, PCI_PORT, PCI_PORTS, PciConfig, PciRoot, PciRootState, PciState,
-    PciWindow, SharedRoot, WINDOW_BASE, WINDOW_LEN,
+    Bridge, IntxLines, MsiSender, PCI_PORT, PCI_PORTS, PciConfig, PciDisplay, PciRoot,
+    PciRootState, PciState, PciWindow, SharedRoot, WINDOW_BASE, WINDOW_LEN,
 };
 use crate::serial::{COM1_PORT, Serial, SerialState, UART_PORTS};
 use crate::test_device::{
     BYTE_LATCH_PORT, ByteLatches, LATCH_PORT, LATCH_PORTS, LINE_PORT, LINES, Latch, LinePorts,
     TEST_MEMORY_BASE, TEST_MEMORY_LEN, TestMemory,
 };
-use crate::vga::{VGA_PORT, VGA_PORTS, Vga, VgaState};
-use crate::virtio::DmaMemory;
+use crate::vga::memory::tests::video_memory;
+use crate::vga::{
+    DISPI_OFFSET, DISPI_PORT, DISPI_PORTS, VGA_PORT, VGA_PORTS, Vga, VgaState, VideoMemory,
+};
 use crate::virtio::entropy::{Entropy, SeededEntropy};
 use crate::virtio::scsi::VirtioCdrom;
 use crate::virtio::test_driver::{self, MemoryDisk};
+use crate::virtio::{DmaMemory, VirtioDevice};
 use crate::{Backlog, IrqLine, MmioBus, NanoClock, PortBus, Requests, SharedDevice};
 use proptest::prelude::*;
 use vm_memory::{Bytes, GuestAddress};
@@ -46,6 +49,7 @@ struct FuzzBuses {
     control_a: Arc<Mutex<ControlA>>,
     memory: Arc<Mutex<TestMemory>>,
     vga: Arc<Mutex<Vga>>,
+    video: VideoMemory,
     flash: Arc<Mutex<Flash>>,
 }
 
@@ -64,6 +68,8 @@ struct FuzzState {
     control_a: u8,
     memory: Vec<u8>,
     vga: VgaState,
+    /// The start of the video memory, which accesses reach.
+    video: Vec<u8>,
     flash: FlashState,
 }
 
@@ -71,15 +77,34 @@ fn shared<T>(device: T) -> Arc<Mutex<T>> {
     Arc::new(Mutex::new(device))
 }
 
-/// Bus 0 of a PC with a CD-ROM drive and a source of random numbers.
-fn pc_root(ram: &DmaMemory) -> PciRoot {
+/// A display adapter and its memory.
+fn adapter() -> (Arc<Mutex<Vga>>, VideoMemory) {
+    let video = video_memory();
+    (shared(Vga::with_memory(video.clone())), video)
+}
+
+fn map_adapter(ports: &mut PortBus, vga: &Arc<Mutex<Vga>>) {
+    ports.map(VGA_PORT, VGA_PORTS, vga.clone()).unwrap();
+    ports
+        .map_at(DISPI_PORT, DISPI_PORTS, DISPI_OFFSET, vga.clone())
+        .unwrap();
+}
+
+/// Bus 0 of a PC with a CD-ROM drive, a source of random numbers and a display.
+fn pc_root(ram: &DmaMemory, vga: Arc<Mutex<Vga>>, video: &VideoMemory) -> PciRoot {
     let disc = MemoryDisk::new(vec![0x55; 0x10_000]);
+    let devices: [Box<dyn VirtioDevice>; 2] = [
+        Box::new(VirtioCdrom::new(Box::new(disc), "fuzz")),
+        Box::new(Entropy::new(Box::new(SeededEntropy::new(3)))),
+    ];
+    let display = PciDisplay {
+        vga,
+        memory: video.clone(),
+        assigned: true,
+    };
     PciRoot::new(
         Bridge::Pc,
-        vec![
-            Box::new(VirtioCdrom::new(Box::new(disc), "fuzz")),
-            Box::new(Entropy::new(Box::new(SeededEntropy::new(3)))),
-        ],
+        (devices.into(), Some(display)),
         ram,
         &MsiSender::new(|_, _| {}),
         IntxLines::new(|_, _| {}),
@@ -114,7 +139,8 @@ impl FuzzBuses {
         let serial = shared(Serial::new(IrqLine::unconnected(), io::sink()));
         let i8042 = shared(I8042::new(requests.clone()));
         let (ram, _) = test_driver::memory();
-        let root = shared(pc_root(&ram));
+        let (vga, video) = adapter();
+        let root = shared(pc_root(&ram, vga.clone(), &video));
         let pci = shared(PciConfig::with_root(requests.clone(), root.clone()));
         let pm = shared(AcpiPm::new(clock, requests.clone()));
         let control_a = shared(ControlA::new(requests.clone()));
@@ -158,8 +184,7 @@ impl FuzzBuses {
             .unwrap();
         let flash = shared(Flash::new(vec![0x5a; 2 * FLASH_BLOCK], None).unwrap());
         let mmio = mmio_bus(&root, memory.clone(), flash.clone());
-        let vga = shared(Vga::default());
-        ports.map(VGA_PORT, VGA_PORTS, vga.clone()).unwrap();
+        map_adapter(&mut ports, &vga);
         Self {
             ports,
             mmio,
@@ -173,6 +198,7 @@ impl FuzzBuses {
             control_a,
             memory,
             vga,
+            video,
             flash,
         }
     }
@@ -189,6 +215,11 @@ impl FuzzBuses {
             control_a: self.control_a.lock().unwrap().save(),
             memory: self.memory.lock().unwrap().save(),
             vga: self.vga.lock().unwrap().save(),
+            video: {
+                let mut bytes = vec![0; 0x1000];
+                self.video.read(0, &mut bytes);
+                bytes
+            },
             flash: self.flash.lock().unwrap().save(),
         }
     }
@@ -204,6 +235,7 @@ impl FuzzBuses {
         self.control_a.lock().unwrap().restore(saved.control_a);
         self.memory.lock().unwrap().restore(&saved.memory).unwrap();
         self.vga.lock().unwrap().restore(&saved.vga).unwrap();
+        self.video.write(0, &saved.video);
         self.flash.lock().unwrap().restore(&saved.flash).unwrap();
     }
 }
@@ -226,7 +258,7 @@ enum FuzzAccess {
 fn port() -> impl Strategy<Value = u16> {
     prop_oneof![
         4 => prop::sample::select(vec![
-            0x60, 0x64, 0x80, 0x92, 0xe0, 0xe8, 0xf4, 0x3c0, 0x3d0, 0x3f8, 0x510, 0x514, 0x600, 0xcf8,
+            0x60, 0x64, 0x80, 0x92, 0xe0, 0xe8, 0xf4, 0x1ce, 0x3c0, 0x3d0, 0x3f8, 0x510, 0x514, 0x600, 0xcf8,
             0x2000, 0xb000,
         ]).prop_flat_map(|base: u16| base.saturating_sub(2)..base + 14),
         1 => any::<u16>(),
@@ -239,6 +271,9 @@ fn address() -> impl Strategy<Value = u64> {
         0xfeff_fff0..0xff01_0010_u64,
         FLASH_BASE - 2..FLASH_BASE + 0x2002,
         WINDOW_BASE + 0x1_0000..WINDOW_BASE + 0x2_0000,
+        // Those of the display.
+        WINDOW_BASE + 0xf_8400..WINDOW_BASE + 0xf_8610,
+        0xd000_0000..0xd000_0100_u64,
         any::<u64>(),
         Just(u64::MAX)
     ]
@@ -262,7 +297,8 @@ fn access() -> impl Strategy<Value = FuzzAccess> {
         (address(), bytes()).prop_map(|(address, data)| FuzzAccess::MmioWrite(address, data)),
         prop::collection::vec(any::<u8>(), 0..300).prop_map(FuzzAccess::Input),
         (
-            0..0x28_u8,
+            // Those of the display, too.
+            prop_oneof![4 => 0..0x28_u8, 1 => Just(0xf8)],
             // COMMAND, SMRAM control, and any other.
             prop_oneof![Just(4), Just(0x72), any::<u8>()],
             prop::collection::vec(any::<u8>(), 1..5)
@@ -335,7 +371,7 @@ proptest! {
         let buses = FuzzBuses::new();
         for access in &accesses {
             let read = run(&buses, access);
-            if let FuzzAccess::In(0x100..=0x3b0 | 0x3e0..=0x3f0, 1 | 2 | 4) = access {
+            if let FuzzAccess::In(0x100..=0x1c8 | 0x1d1..=0x3b0 | 0x3e0..=0x3f0, 1 | 2 | 4) = access {
                 prop_assert!(read.iter().all(|&byte| byte == 0xff));
             }
         }

@@ -17,7 +17,7 @@
 //! | [`flash`] | NOR flash with the variables of firmware |
 //! | [`fw_cfg`], [`debugcon`], [`debug_exit`] | QEMU's configuration, console and exit ports |
 //! | [`smbios`] | SMBIOS tables, for firmware |
-//! | [`vga`] | registers of a VGA in text mode |
+//! | [`vga`] | registers of a VGA and of the Bochs display adapter |
 //! | [`test_device`] | latches, interrupt lines and memory for test payloads |
 //!
 //! # Locks

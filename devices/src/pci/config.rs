@@ -8,6 +8,8 @@ const BARS: usize = 0x10;
 const CAPABILITIES: usize = 0x34;
 /// Offset of the first capability.
 const CAPABILITIES_START: usize = 0x40;
+/// Bit 3 of a memory BAR: prefetchable.
+const PREFETCHABLE: u8 = 1 << 3;
 /// Number of BARs in a type 0 header.
 const BAR_COUNT: usize = 6;
 
@@ -92,6 +94,12 @@ impl ConfigSpace {
         self.bar_sizes[index] = bar.size;
         self.set(BARS + 4 * index, &bar.address.to_le_bytes());
         self.allow(BARS + 4 * index, &(!(bar.size - 1)).to_le_bytes());
+    }
+
+    /// Like [`ConfigSpace::add_bar`], for memory whose reads have no side effects.
+    pub fn add_prefetchable_bar(&mut self, index: usize, bar: BarLayout) {
+        self.add_bar(index, bar);
+        self.bytes[BARS + 4 * index] |= PREFETCHABLE;
     }
 
     /// Adds a capability: `body` follows its ID and link. Returns its offset.

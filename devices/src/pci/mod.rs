@@ -5,16 +5,18 @@
 //! functions are a host bridge at 00.0 and the machine's devices from 01.0 on. Buses other than 0 and
 //! functions other than 0 are absent. A machine without devices has no host bridge either: every
 //! configuration read answers all ones. A machine that starts in firmware has a PC's [`Bridge`], with
-//! more functions in slot 1, and its devices from 02.0 on.
+//! more functions in slot 1, and its devices from 02.0 on. A display adapter is at 1f.0.
 
 mod chipset;
 mod config;
+mod display;
 mod intx;
 mod msix;
 mod ports;
 mod root;
 
 pub use config::{BarLayout, ConfigSpace, PciIdentity};
+pub use display::{DISPLAY_SLOT, PciDisplay};
 pub use intx::IntxLines;
 pub use msix::{MsiSender, Msix, MsixState};
 pub use ports::{PCI_PORT, PCI_PORTS, PciConfig, PciState, RESET_PORT, RESET_VALUE};

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::chipset::{self, Chipset, FIRST_DEVICE_SLOT};
+use super::display::{DISPLAY_SLOT, DisplayFunction, PciDisplay};
 use super::intx::IntxLines;
 use super::{ConfigSpace, DEVICES_MAX, ECAM_LEN, MsiSender, PciIdentity, WINDOW_BASE};
 use crate::bus::{Device, lock};
@@ -40,9 +41,9 @@ impl Bridge {
         }
     }
 
-    /// The number of devices that the bus takes.
-    pub const fn devices_max(self) -> usize {
-        DEVICES_MAX + 1 - self.first_slot() as usize
+    /// The number of devices that the bus takes, besides a display.
+    pub const fn devices_max(self, display: bool) -> usize {
+        DEVICES_MAX + 1 - self.first_slot() as usize - display as usize
     }
 }
 
@@ -57,6 +58,9 @@ pub struct PciRootState {
     pub chipset: Vec<Vec<u8>>,
     /// The functions of devices by slot, from the first device's slot on.
     pub functions: Vec<VirtioFunctionState>,
+    /// The configuration space of the display; empty without one.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub display: Vec<u8>,
 }
 
 /// Bus 0.
@@ -67,6 +71,7 @@ pub struct PciRoot {
     chipset: Option<Chipset>,
     first_slot: u8,
     functions: Vec<VirtioFunction>,
+    display: Option<DisplayFunction>,
     lines: IntxLines,
     backlog: Backlog,
     /// The state after the bus was built.
@@ -78,27 +83,29 @@ pub type SharedRoot = Arc<Mutex<PciRoot>>;
 
 impl PciRoot {
     /// A bus with `devices` in the slots after the bridge's; those beyond [`Bridge::devices_max`] are
-    /// left out. What they do not serve at once is reported to `backlog`, for
+    /// left out. A `display` is in the last slot. What they do not serve at once is reported to `backlog`, for
     /// [`PciRoot::serve_backlog`].
     pub fn new(
         bridge: Bridge,
-        devices: Vec<Box<dyn VirtioDevice>>,
+        (devices, display): (Vec<Box<dyn VirtioDevice>>, Option<PciDisplay>),
         memory: &DmaMemory,
         sender: &MsiSender,
         lines: IntxLines,
         backlog: Backlog,
     ) -> Self {
+        let devices_max = bridge.devices_max(display.is_some());
         debug_assert!(
-            devices.len() <= bridge.devices_max(),
+            devices.len() <= devices_max,
             "the caller checks the number of devices"
         );
         let numbers = bridge.first_slot()..;
+        let bars = |slot| (WINDOW_BASE & 0xffff_ffff) as u32 + u32::from(slot) * BAR_SPACE;
         let functions = numbers
             .zip(devices)
-            .take(bridge.devices_max())
+            .take(devices_max)
             .map(|(slot, device)| {
-                let bars = (WINDOW_BASE & 0xffff_ffff) as u32 + u32::from(slot) * BAR_SPACE;
-                VirtioFunction::new(slot, bars, device, memory.clone(), sender.clone())
+                let (memory, sender) = (memory.clone(), sender.clone());
+                VirtioFunction::new(slot, bars(slot), device, memory, sender)
             });
         let (host_bridge, chipset) = match bridge {
             Bridge::Generic => (ConfigSpace::new(HOST_BRIDGE), None),
@@ -109,6 +116,7 @@ impl PciRoot {
             chipset,
             first_slot: bridge.first_slot(),
             functions: functions.collect(),
+            display: display.map(|display| DisplayFunction::new(display, bars(DISPLAY_SLOT))),
             lines,
             backlog,
             first: PciRootState::default(),
@@ -124,6 +132,9 @@ impl PciRoot {
         self.host_bridge.restore(&self.first.host_bridge);
         if let Some(chipset) = &mut self.chipset {
             chipset.restore(&self.first.chipset);
+        }
+        if let Some(display) = &mut self.display {
+            display.space.restore(&self.first.display);
         }
         for (function, first) in self.functions.iter_mut().zip(&self.first.functions) {
             function.bus_reset(first);
@@ -143,11 +154,12 @@ impl PciRoot {
         self.functions.get(device).map(VirtioFunction::slot)
     }
 
-    /// The configuration space of the host bridge or of a function of the chipset.
-    fn bridge_function(&mut self, slot: u8, function: u8) -> Option<&mut ConfigSpace> {
+    /// The configuration space of the host bridge, of a function of the chipset, or of the display.
+    fn plain_function(&mut self, slot: u8, function: u8) -> Option<&mut ConfigSpace> {
         match (slot, function) {
             (0, 0) => Some(&mut self.host_bridge),
-            (1, _) => self.chipset.as_mut()?.function(function),
+            (1, _) if self.chipset.is_some() => self.chipset.as_mut()?.function(function),
+            (DISPLAY_SLOT, 0) => Some(&mut self.display.as_mut()?.space),
             _ => None,
         }
     }
@@ -157,7 +169,7 @@ impl PciRoot {
     /// `device_function` has the slot in its bits 7:3 and the function in its bits 2:0.
     pub fn config_read(&mut self, device_function: u8, offset: usize, data: &mut [u8]) {
         let (slot, number) = (device_function >> 3, device_function & 7);
-        if let Some(space) = self.bridge_function(slot, number) {
+        if let Some(space) = self.plain_function(slot, number) {
             space.read(offset, data);
             return;
         }
@@ -170,7 +182,7 @@ impl PciRoot {
     /// Writes to the configuration space of a function, as [`PciRoot::config_read`] names it.
     pub fn config_write(&mut self, device_function: u8, offset: usize, data: &[u8]) {
         let (slot, number) = (device_function >> 3, device_function & 7);
-        if let Some(space) = self.bridge_function(slot, number) {
+        if let Some(space) = self.plain_function(slot, number) {
             space.write(offset, data);
             return;
         }
@@ -200,6 +212,13 @@ impl PciRoot {
             let (bar, offset) = function.decode(address, len)?;
             Some((function.slot(), bar, offset))
         })
+    }
+
+    /// The display, if its BAR decodes all of `len` bytes, the BAR, and the offset in it.
+    fn decode_display(&self, address: u64, len: usize) -> Option<(&DisplayFunction, usize, u64)> {
+        let display = self.display.as_ref()?;
+        let (bar, offset) = display.space.decode(address, len)?;
+        Some((display, bar, offset))
     }
 
     /// Serves all queues of the function in a slot, whose host side has something new.
@@ -236,6 +255,10 @@ impl PciRoot {
             host_bridge: self.host_bridge.save(),
             chipset: self.chipset.as_ref().map_or_else(Vec::new, Chipset::save),
             functions: self.functions.iter().map(VirtioFunction::save).collect(),
+            display: match &self.display {
+                Some(display) => display.space.save(),
+                None => Vec::new(),
+            },
         }
     }
 
@@ -246,7 +269,9 @@ impl PciRoot {
     /// invalid have changed.
     pub fn restore(&mut self, state: &PciRootState) -> Result<(), VirtioStateError> {
         let chipset_saved = !state.chipset.is_empty();
-        if state.functions.len() != self.functions.len() || chipset_saved != self.chipset.is_some()
+        if state.functions.len() != self.functions.len()
+            || chipset_saved != self.chipset.is_some()
+            || state.display.is_empty() == self.display.is_some()
         {
             return Err(VirtioStateError::OtherDevices);
         }
@@ -256,6 +281,9 @@ impl PciRoot {
         self.host_bridge.restore(&state.host_bridge);
         if let Some(chipset) = &mut self.chipset {
             chipset.restore(&state.chipset);
+        }
+        if let Some(display) = &mut self.display {
+            display.space.restore(&state.display);
         }
         for slot in (self.first_slot..).take(self.functions.len()) {
             self.settle(slot);
@@ -307,6 +335,9 @@ impl Device for PciWindow {
     fn read(&mut self, offset: u64, data: &mut [u8]) {
         let mut root = lock(&self.root);
         let address = self.base + offset;
+        if let Some((display, bar, offset)) = root.decode_display(address, data.len()) {
+            return display.bar_read(bar, offset, data);
+        }
         let Some((slot, bar, offset)) = root.decode(address, data.len()) else {
             data.fill(0xff);
             return;
@@ -321,6 +352,9 @@ impl Device for PciWindow {
     fn write(&mut self, offset: u64, data: &[u8]) {
         let mut root = lock(&self.root);
         let address = self.base + offset;
+        if let Some((display, bar, offset)) = root.decode_display(address, data.len()) {
+            return display.bar_write(bar, offset, data);
+        }
         if let Some((slot, bar, offset)) = root.decode(address, data.len()) {
             if let Some(function) = root.function(slot) {
                 function.bar_write(bar, offset, data);

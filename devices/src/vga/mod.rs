@@ -1,14 +1,18 @@
-//! The registers of a VGA in text mode: what guests set, and the screen that follows from it.
+//! The registers of a VGA and of the Bochs display adapter, and the screen that follows from them.
 //!
 //! IBM, "Video Subsystem" (VGA); FreeVGA. After RESET the registers have mode 3, 80x25 in colour, as a BIOS
 //! leaves it. Deviation: the text memory at B8000H is RAM, which the VMM reads; there are no planes, so that
-//! a font that the guest loads is not shown, and graphics modes have no picture. A retrace begins and ends at
-//! each read of the status.
+//! a font that the guest loads is not shown, and the graphics modes of a VGA have no picture; those of the DISPI
+//! registers have one. A retrace begins and ends at each read of the status.
 
+mod dispi;
+pub(crate) mod memory;
 mod mode;
 #[cfg(test)]
 mod tests;
 
+pub use dispi::{DISPI_PORT, DISPI_PORTS, DispiState, GraphicsMode, PixelFormat};
+pub use memory::{VIDEO_MEMORY_LEN, VideoMemory};
 pub use mode::{Cursor, TextMode};
 
 use bitflags::bitflags;
@@ -20,6 +24,9 @@ use crate::bus::Device;
 pub const VGA_PORT: u16 = 0x3c0;
 /// Number of ports, up to 3DFH.
 pub const VGA_PORTS: u16 = 0x20;
+/// The offset of the DISPI ports in [`Vga`]: map [`DISPI_PORT`] with it.
+pub const DISPI_OFFSET: u16 = 0x100;
+
 /// The text memory of colour modes.
 pub const TEXT_MEMORY: u64 = 0xb_8000;
 /// Bytes of the text memory.
@@ -86,6 +93,9 @@ pub struct VgaState {
     pub dac: Vec<u8>,
     /// The next read of the status shows a retrace.
     pub retrace: bool,
+    /// The DISPI registers.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub dispi: DispiState,
 }
 
 /// A saved state that the registers cannot have.
@@ -109,6 +119,7 @@ impl Default for VgaState {
             dac_reads: false,
             dac: first_colours(),
             retrace: false,
+            dispi: DispiState::default(),
         }
     }
 }
@@ -132,13 +143,38 @@ const ATTRIBUTE: usize = 3;
 /// The bits of the attribute controller's index that number a register.
 const ATTRIBUTE_INDEX: u8 = 0x1f;
 
+/// What the screen shows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ScreenMode {
+    /// Text.
+    Text(TextMode),
+    /// A picture in the video memory.
+    Graphics(GraphicsMode),
+    /// A graphics mode of a VGA, which is not modelled.
+    Planar,
+}
+
 /// The registers of a VGA.
 #[derive(Clone, Debug, Default)]
 pub struct Vga {
     state: VgaState,
+    memory: Option<VideoMemory>,
 }
 
 impl Vga {
+    /// An adapter with video memory.
+    pub fn with_memory(memory: VideoMemory) -> Self {
+        Self {
+            state: VgaState::default(),
+            memory: Some(memory),
+        }
+    }
+
+    /// The video memory, if there is any.
+    pub const fn memory(&self) -> Option<&VideoMemory> {
+        self.memory.as_ref()
+    }
+
     /// The state, to be saved.
     pub fn save(&self) -> VgaState {
         self.state.clone()
@@ -147,19 +183,79 @@ impl Vga {
     /// Restores a state.
     ///
     /// # Errors
-    /// The colour table has another size, or its next byte is outside of it; nothing has changed.
+    /// The colour table has another size, its next byte is outside of it, or the DISPI registers have
+    /// impossible values; nothing has changed.
     pub fn restore(&mut self, state: &VgaState) -> Result<(), VgaError> {
         let inside = |&next: &u16| usize::from(next) < DAC_BYTES;
-        if state.dac.len() != DAC_BYTES || !state.dac_next.iter().all(inside) {
+        if state.dac.len() != DAC_BYTES
+            || !state.dac_next.iter().all(inside)
+            || !state.dispi.is_valid()
+        {
             return Err(VgaError);
         }
         self.state = state.clone();
         Ok(())
     }
 
+    /// What the screen shows.
+    pub fn mode(&self) -> ScreenMode {
+        if let Some(mode) = self.state.dispi.mode(|| self.colours()) {
+            return ScreenMode::Graphics(mode);
+        }
+        TextMode::of(&self.state).map_or(ScreenMode::Planar, ScreenMode::Text)
+    }
+
     /// The text mode that is set; `None` in a graphics mode.
     pub fn text_mode(&self) -> Option<TextMode> {
-        TextMode::of(&self.state)
+        match self.mode() {
+            ScreenMode::Text(mode) => Some(mode),
+            ScreenMode::Graphics(_) | ScreenMode::Planar => None,
+        }
+    }
+
+    /// The red, green and blue of the 256 colours.
+    fn colours(&self) -> Vec<[u8; 3]> {
+        let wide = self.state.dispi.has_8_bit_dac();
+        let part = |part: u8| if wide { part } else { part << 2 | part >> 4 };
+        let colour = |colour: &[u8; 3]| colour.map(part);
+        self.state.dac.as_chunks().0.iter().map(colour).collect()
+    }
+
+    /// Reads DISPI register `index`.
+    pub(crate) fn read_dispi(&self, index: u16) -> u16 {
+        self.state.dispi.read(index)
+    }
+
+    /// Writes DISPI register `index`. Enabling a mode clears its memory.
+    pub(crate) fn write_dispi(&mut self, index: u16, value: u16) {
+        let cleared = self.state.dispi.write(index, value);
+        if let Some(memory) = &self.memory {
+            memory.clear(cleared);
+        }
+    }
+
+    /// Reads the DISPI ports: index at offset 0, data above.
+    fn read_dispi_port(&self, offset: u64, data: &mut [u8]) {
+        let index = self.state.dispi.index;
+        let value = if offset == 0 {
+            index
+        } else {
+            self.read_dispi(index)
+        };
+        for (to, from) in data.iter_mut().zip(value.to_le_bytes()) {
+            *to = from;
+        }
+    }
+
+    /// Writes to the DISPI ports.
+    fn write_dispi_port(&mut self, offset: u64, data: &[u8]) {
+        let byte = |at: usize| data.get(at).copied().unwrap_or(0);
+        let value = u16::from_le_bytes([byte(0), byte(1)]);
+        if offset == 0 {
+            self.state.dispi.index = value;
+        } else {
+            self.write_dispi(self.state.dispi.index, value);
+        }
     }
 
     fn index(&self, controller: usize) -> usize {
@@ -235,7 +331,9 @@ impl Vga {
             }
             0x09 => {
                 let next = self.advance_dac(1);
-                set(&mut self.state.dac, next, value & 0x3f);
+                let wide = self.state.dispi.has_8_bit_dac();
+                let value = if wide { value } else { value & 0x3f };
+                set(&mut self.state.dac, next, value);
             }
             0x0e => self.state.indices[GRAPHICS] = value,
             0x0f => {
@@ -283,12 +381,18 @@ fn set(registers: &mut [u8], index: usize, value: u8) {
 
 impl Device for Vga {
     fn read(&mut self, offset: u64, data: &mut [u8]) {
+        if let Some(offset) = offset.checked_sub(DISPI_OFFSET.into()) {
+            return self.read_dispi_port(offset, data);
+        }
         for (byte, offset) in data.iter_mut().zip(offset..) {
             *byte = self.read_byte(offset);
         }
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) {
+        if let Some(offset) = offset.checked_sub(DISPI_OFFSET.into()) {
+            return self.write_dispi_port(offset, data);
+        }
         for (&byte, offset) in data.iter().zip(offset..) {
             self.write_byte(offset, byte);
         }

@@ -146,3 +146,67 @@ proptest! {
         }
     }
 }
+
+/// Writes a DISPI register by the ports.
+fn set_dispi(vga: &mut Vga, index: u16, value: u16) {
+    vga.write(DISPI_OFFSET.into(), &index.to_le_bytes());
+    vga.write(u64::from(DISPI_OFFSET) + 1, &value.to_le_bytes());
+}
+
+#[test]
+fn dispi_ports_set_a_graphics_mode_and_clear_its_memory() {
+    let memory = memory::tests::video_memory();
+    let mut vga = Vga::with_memory(memory.clone());
+    memory.write(640 * 480 - 1, &[1, 2]);
+    for (index, value) in [(1, 640), (2, 480), (3, 8), (4, 0x41)] {
+        set_dispi(&mut vga, index, value);
+    }
+    let mut bytes = [0; 2];
+    memory.read(640 * 480 - 1, &mut bytes);
+    assert_eq!(bytes, [0, 2]);
+    vga.write(DISPI_OFFSET.into(), &[2, 0]);
+    for offset in [1, 2] {
+        vga.read(u64::from(DISPI_OFFSET) + offset, &mut bytes);
+        assert_eq!(bytes, 480_u16.to_le_bytes());
+    }
+    assert_eq!(vga.text_mode(), None);
+    let ScreenMode::Graphics(mode) = vga.mode() else {
+        panic!("a graphics mode");
+    };
+    assert_eq!((mode.width, mode.height), (640, 480));
+    assert_eq!(mode.palette[12], [0xaa, 0, 0x55]);
+    set_dispi(&mut vga, 4, 0);
+    assert!(vga.text_mode().is_some());
+}
+
+#[test]
+fn colour_table_has_8_bits_where_the_guest_selects_them() {
+    let mut vga = Vga::default();
+    for (index, value) in [(1, 640), (2, 480), (3, 8), (4, 0x61)] {
+        set_dispi(&mut vga, index, value);
+    }
+    write(&mut vga, 0x3c8, &[3]);
+    for part in [0xff, 0x40, 1] {
+        write(&mut vga, 0x3c9, &[part]);
+    }
+    let ScreenMode::Graphics(mode) = vga.mode() else {
+        panic!("a graphics mode");
+    };
+    assert_eq!(mode.rgb(&[3]), [0xff, 0x40, 1]);
+}
+
+#[test]
+fn vga_graphics_have_no_picture() {
+    let mut vga = Vga::default();
+    write(&mut vga, 0x3ce, &[6, 5]);
+    assert_eq!(vga.mode(), ScreenMode::Planar);
+}
+
+#[test]
+fn state_with_impossible_dispi_registers_is_refused() {
+    let mut vga = Vga::default();
+    let mut state = vga.save();
+    state.dispi.registers[4] = 1;
+    assert_eq!(vga.restore(&state), Err(VgaError));
+    assert_eq!(vga.save(), VgaState::default());
+}

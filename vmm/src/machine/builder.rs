@@ -29,7 +29,7 @@ use crate::boot::{self, LoadRequest, LoadedImage, Protocol};
 use crate::kvm::vcpu::KvmVcpuFd;
 use crate::kvm::vm::KvmVm;
 use crate::kvm::{self, KvmError};
-use crate::memory::layout::{FIRMWARE_MAX, Layout, is_firmware};
+use crate::memory::layout::{FIRMWARE_MAX, Layout, is_firmware, video_base};
 use crate::memory::{self, GuestRam};
 use crate::platform::{Buses, PciDevices, ScreenConfig, Sinks, Timekeeping, TimerBell, Wiring};
 use crate::vcpu::MachineVcpu;
@@ -122,18 +122,22 @@ impl PreparedMachine {
         } else {
             Bridge::Generic
         }
-        .devices_max();
+        .devices_max(request.text_screen);
         if devices.len() > max {
             return Err(MachineError::Devices(devices.len(), max));
         }
-        let layout = Layout::new(config.memory)?;
+        let mut layout = Layout::new(config.memory)?;
+        if request.text_screen {
+            let image = firmware.then_some(request.image);
+            layout = layout.with_video(video_base(config.memory, image));
+        }
         let (layout, memory) = if firmware {
             boot::check_firmware(request.image)?;
             let layout = layout.with_firmware(request.image.len() as u64);
             (layout, memory::allocate(&layout.ram(), config.huge_pages)?)
         } else {
             let memory = memory::allocate(&layout.ram(), config.huge_pages)?;
-            let pci = !devices.is_empty();
+            let pci = !devices.is_empty() || request.text_screen;
             let layout = boot::acpi::write_tables(&memory, layout, config.cpus, pci)?;
             (layout, memory)
         };
@@ -426,7 +430,7 @@ impl BoardBuilder<'_> {
         let ram = GuestRam::new(memory);
         let pci = if self.layout.firmware().is_some() {
             PciDevices::new(Bridge::Pc, devices, ram.for_devices()?)
-        } else if devices.is_empty() {
+        } else if devices.is_empty() && self.screen.is_none() {
             PciDevices::default()
         } else {
             PciDevices::new(Bridge::Generic, devices, ram.for_devices()?)

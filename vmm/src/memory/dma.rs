@@ -21,7 +21,7 @@ pub(super) fn device_memory(
     map: &GuestMemoryMmap,
     report: &Arc<WriteReport>,
 ) -> Result<DmaMemory, RamError> {
-    // Devices cannot write to the flash chip.
+    // Devices cannot write to the flash chip, but to the video memory.
     let ram = map
         .iter()
         .filter(|region| !is_firmware(region.start_addr().0));

@@ -7,7 +7,9 @@
 
 use std::ops::Range;
 
+use hindsight_devices::pci::{FIRMWARE_WINDOW_BASE, FIRMWARE_WINDOW_END};
 use hindsight_devices::test_device::{TEST_MEMORY_BASE, TEST_MEMORY_LEN};
+use hindsight_devices::vga::VIDEO_MEMORY_LEN;
 use vm_memory::GuestAddress;
 
 use crate::memory::ByteSize;
@@ -43,6 +45,13 @@ pub const FIRMWARE_COPY_MAX: u64 = 0x2_0000;
 pub const MEMORY_MIN: u64 = EXTENDED_START;
 /// The most RAM in bytes: 32 TiB, which with the hole stays within 46 address bits.
 pub const MEMORY_MAX: u64 = 1 << 45;
+
+/// The video memory where no firmware assigns addresses, and where SeaBIOS assigns one.
+const VIDEO_WITHOUT_FIRMWARE: u64 = 0xd000_0000;
+const VIDEO_OF_SEABIOS: u64 = 0xfd00_0000;
+/// The signature of a firmware volume, with which images of UEFI begin, and its offset.
+const FV_SIGNATURE: &[u8] = b"_FVH";
+const FV_SIGNATURE_AT: usize = 40;
 
 const PAGE_SIZE: u64 = 0x1000;
 
@@ -101,6 +110,8 @@ pub struct Layout {
     acpi: Option<AcpiArea>,
     /// Bytes of firmware, which ends at 4 GiB; 0 if there is none.
     firmware: u64,
+    /// Address of the video memory, if there is any.
+    video: Option<u64>,
 }
 
 /// The arguments of [`Layout::with_acpi`].
@@ -131,6 +142,7 @@ impl Layout {
             memory,
             acpi: None,
             firmware: 0,
+            video: None,
         })
     }
 
@@ -143,6 +155,22 @@ impl Layout {
         );
         self.firmware = size;
         self
+    }
+
+    /// Adds the video memory at `base`: see [`video_base`].
+    #[must_use]
+    pub fn with_video(mut self, base: u64) -> Self {
+        debug_assert!(
+            self.low_end() <= base && base + VIDEO_MEMORY_LEN as u64 <= FIRMWARE_WINDOW_END,
+            "the video memory is between RAM and firmware"
+        );
+        self.video = Some(base);
+        self
+    }
+
+    /// Address of the video memory, if there is any.
+    pub const fn video(&self) -> Option<u64> {
+        self.video
     }
 
     /// The read-only memory of the firmware, if there is one.
@@ -208,10 +236,12 @@ impl Layout {
         Some(PCI_HOLE_END..PCI_HOLE_END + size)
     }
 
-    /// The ranges of RAM and of firmware: address and size in bytes, as
+    /// The ranges of RAM, video memory and firmware: address and size in bytes, as
     /// `GuestMemoryMmap::from_ranges` takes them.
     pub fn ram(&self) -> Vec<(GuestAddress, usize)> {
+        let video = self.video.map(|base| base..base + VIDEO_MEMORY_LEN as u64);
         std::iter::once(0..self.low_end())
+            .chain(video)
             .chain(self.firmware())
             .chain(self.high())
             .map(|range| (GuestAddress(range.start), to_usize(range.end - range.start)))
@@ -253,9 +283,28 @@ impl Layout {
     }
 }
 
-/// Whether memory at `address` is firmware: all other memory is outside of the hole.
+/// Whether memory at `address` is firmware: all other memory is below or from 4 GiB on.
 pub fn is_firmware(address: u64) -> bool {
-    (PCI_HOLE_START..PCI_HOLE_END).contains(&address)
+    (PCI_HOLE_END - FIRMWARE_MAX..PCI_HOLE_END).contains(&address)
+}
+
+/// The address of the video memory in a machine with `memory` bytes of RAM.
+///
+/// Guests access it there without exits. It is where `firmware`, if there is one, assigns the BAR: UEFI at the
+/// start of its window, SeaBIOS near the end.
+pub fn video_base(memory: u64, firmware: Option<&[u8]>) -> u64 {
+    match firmware {
+        None => VIDEO_WITHOUT_FIRMWARE,
+        Some(image)
+            if image
+                .get(FV_SIGNATURE_AT..)
+                .is_some_and(|rest| rest.starts_with(FV_SIGNATURE)) =>
+        {
+            let window = memory.clamp(FIRMWARE_WINDOW_BASE, PCI_HOLE_START);
+            window.next_multiple_of(VIDEO_MEMORY_LEN as u64)
+        }
+        Some(_) => VIDEO_OF_SEABIOS,
+    }
 }
 
 /// Converts to `usize`, which has 64 bits on x86-64 hosts.
@@ -335,6 +384,31 @@ mod tests {
         assert_eq!(map.len(), 2);
         assert_eq!((map[0].base, map[0].size), (0, 0xc000_0000));
         assert_eq!((map[1].base, map[1].size), (0x1_0000_0000, GIB));
+    }
+
+    #[test]
+    fn video_memory_is_where_firmware_assigns_it() {
+        let bios = vec![0; 0x4_0000];
+        let mut uefi = bios.clone();
+        uefi[40..44].copy_from_slice(b"_FVH");
+        let rows = [
+            (GIB, None, 0xd000_0000),
+            (GIB, Some(&bios), 0xfd00_0000),
+            (GIB, Some(&uefi), 0x8000_0000),
+            ((2 * GIB) + 0x1000, Some(&uefi), 0x8100_0000),
+            (8 * GIB, Some(&uefi), 0xc000_0000),
+        ];
+        for (memory, firmware, base) in rows {
+            let at = video_base(memory, firmware.map(Vec::as_slice));
+            assert_eq!(at, base, "{memory:#x}");
+            let layout = Layout::new(memory).unwrap();
+            let layout = layout.with_video(at).with_firmware(0x4_0000);
+            let ranges = layout.ram();
+            assert!(ranges.contains(&(GuestAddress(base), 16 << 20)));
+            assert!(ranges.is_sorted(), "{ranges:?}");
+            assert!(!is_firmware(base));
+            assert!(layout.memory_map().iter().all(|e| e.base != base));
+        }
     }
 
     #[test]

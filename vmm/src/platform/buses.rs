@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use hindsight_devices::irq::{Interrupts, InterruptsState};
-use hindsight_devices::vga::TextMode;
+use hindsight_devices::vga::{ScreenMode, VideoMemory};
 use hindsight_devices::{Backlog, BusError, MmioBus, PortBus};
 
 use super::btm::BtmSink;
@@ -105,10 +105,10 @@ impl Buses {
         Ok(())
     }
 
-    /// The text mode of the screen: `None` without a screen, `Some(None)` in a graphics mode.
-    pub fn text_mode(&self) -> Option<Option<TextMode>> {
-        let vga = self.devices.vga.as_ref()?;
-        Some(lock(vga).text_mode())
+    /// What the screen shows, and the address of its video memory; `None` without a screen.
+    pub fn screen_mode(&self) -> Option<(ScreenMode, u64)> {
+        let vga = lock(self.devices.vga.as_ref()?);
+        Some((vga.mode(), vga.memory().map_or(0, VideoMemory::base)))
     }
 
     /// Drives FERR# of vCPU `cpu`. Returns whether IGNNE# is asserted.

@@ -18,14 +18,16 @@ use hindsight_devices::irq::{Interrupts, PORTS};
 use hindsight_devices::legacy::{CONTROL_A_PORT, ControlA, POST_CODE_PORT, PostCode};
 use hindsight_devices::pci::{
     ECAM_BASE, ECAM_LEN, Ecam, FIRMWARE_WINDOW_BASE, FIRMWARE_WINDOW_END, PCI_PORT, PCI_PORTS,
-    PciConfig, PciWindow, SharedRoot, WINDOW_BASE, WINDOW_LEN,
+    PciConfig, PciDisplay, PciWindow, SharedRoot, WINDOW_BASE, WINDOW_LEN,
 };
 use hindsight_devices::serial::Serial;
 use hindsight_devices::test_device::{
     BYTE_LATCH_PORT, ByteLatches, LATCH_PORT, LATCH_PORTS, LINE_PORT, LINES, Latch, LinePorts,
     TEST_MEMORY_BASE, TEST_MEMORY_LEN, TestMemory,
 };
-use hindsight_devices::vga::{VGA_PORT, VGA_PORTS, Vga, VgaError};
+use hindsight_devices::vga::{
+    DISPI_OFFSET, DISPI_PORT, DISPI_PORTS, VGA_PORT, VGA_PORTS, Vga, VgaError, VideoMemory,
+};
 use hindsight_devices::virtio::VirtioStateError;
 use hindsight_devices::{
     Backlog, BusError, Device, IrqLine, MmioBus, NanoClock, PortBus, Requests, SharedDevice,
@@ -178,6 +180,17 @@ fn locked<T>(device: T) -> Arc<Mutex<T>> {
     Arc::new(Mutex::new(device))
 }
 
+/// The screen, with video memory if there is a PCI bus.
+fn screen(wiring: &Wiring<'_>) -> Option<Arc<Mutex<Vga>>> {
+    wiring.screen.as_ref()?;
+    let memory = wiring.pci.memory().zip(wiring.layout.video());
+    Some(locked(
+        memory.map_or_else(Vga::default, |(memory, base)| {
+            Vga::with_memory(VideoMemory::new(memory.clone(), base))
+        }),
+    ))
+}
+
 /// The devices with a state to save, besides the interrupt controllers and timers.
 #[derive(Clone, Debug)]
 pub struct Devices {
@@ -205,7 +218,16 @@ pub struct Devices {
 impl Devices {
     /// The devices after reset.
     fn new(wiring: &mut Wiring<'_>, sinks: Sinks) -> Self {
-        let pci_root = wiring.pci.take_root(&wiring.irq, wiring.backlog.clone());
+        let vga = screen(wiring);
+        let display = vga.as_ref().and_then(|vga| {
+            Some(PciDisplay {
+                vga: vga.clone(),
+                memory: lock(vga).memory()?.clone(),
+                assigned: !wiring.pci.has_firmware(),
+            })
+        });
+        let backlog = wiring.backlog.clone();
+        let pci_root = wiring.pci.take_root(display, &wiring.irq, backlog);
         let flash = wiring.flash.take();
         let wiring = &*wiring;
         let requests = || wiring.requests.clone();
@@ -229,7 +251,7 @@ impl Devices {
             byte_latches: locked(ByteLatches::new(DebugCon::new(sinks.debugcon))),
             fw_cfg: locked(firmware_config(wiring)),
             test_memory: locked(TestMemory::default()),
-            vga: wiring.screen.as_ref().map(|_| locked(Vga::default())),
+            vga,
             flash: flash.map(locked),
             first: Arc::default(),
         }
@@ -343,6 +365,7 @@ pub(super) fn build(
     ports.map(LINE_PORT, LINES, shared(lines))?;
     if let Some(vga) = &devices.vga {
         ports.map(VGA_PORT, VGA_PORTS, vga.clone())?;
+        ports.map_at(DISPI_PORT, DISPI_PORTS, DISPI_OFFSET, vga.clone())?;
     }
     ports.map(FW_CFG_PORT, FW_CFG_PORTS, devices.fw_cfg.clone())?;
     ports.map(BIOS_CALL_PORT, 1, shared(BiosCalls::default()))?;

@@ -33,10 +33,10 @@ pub(super) fn firmware_config(wiring: &Wiring<'_>) -> FwCfg {
             fw_cfg = fw_cfg.with_dma(memory.clone());
         }
         files.extend(firmware_files(wiring));
-        // SeaBIOS runs the option ROMs with this prefix.
+        // SeaBIOS takes the option ROM of the PCI function with these IDs from this file.
         let rom = wiring.screen.as_ref();
         let rom = rom.and_then(|screen| screen.vga_bios.clone());
-        files.extend(rom.map(|rom| ("vgaroms/vgabios.bin", rom)));
+        files.extend(rom.map(|rom| ("pci1234,1111.rom", rom)));
     }
     add_files(&mut fw_cfg, files).expect("good names, each once, of a few KiB");
     fw_cfg

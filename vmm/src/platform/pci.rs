@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use hindsight_devices::Backlog;
 use hindsight_devices::irq::Interrupts;
-use hindsight_devices::pci::{Bridge, IntxLines, MsiSender, PciRoot, SharedRoot};
+use hindsight_devices::pci::{Bridge, IntxLines, MsiSender, PciDisplay, PciRoot, SharedRoot};
 use hindsight_devices::virtio::{DmaMemory, VirtioDevice};
 
 /// Devices for the PCI bus, and the memory that they access. Without devices there is no bus.
@@ -40,9 +40,15 @@ impl PciDevices {
         self.memory.as_ref()
     }
 
-    /// Builds the bus with the devices, which this no longer has then.
+    /// Whether there is firmware, which assigns addresses.
+    pub(super) fn has_firmware(&self) -> bool {
+        self.bridge == Some(Bridge::Pc)
+    }
+
+    /// Builds the bus with the devices, which this no longer has then, and a display.
     pub(super) fn take_root(
         &mut self,
+        display: Option<PciDisplay>,
         irq: &Arc<Interrupts>,
         backlog: Backlog,
     ) -> Option<SharedRoot> {
@@ -51,7 +57,7 @@ impl PciDevices {
         let (messages, lines) = (irq.clone(), irq.clone());
         let sender = MsiSender::new(move |address, data| messages.send_msi(address, data));
         let lines = IntxLines::new(move |gsi, level| lines.set_irq(gsi, level));
-        let root = PciRoot::new(bridge, devices, memory, &sender, lines, backlog);
+        let root = PciRoot::new(bridge, (devices, display), memory, &sender, lines, backlog);
         Some(Arc::new(Mutex::new(root)))
     }
 }

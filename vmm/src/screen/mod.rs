@@ -1,24 +1,72 @@
-//! The guest's text screen: as lines of text, as a picture, and in the terminal while the guest runs.
+//! The guest's screen: as lines of text, as a picture, and in the terminal while the guest runs.
 //!
-//! The registers are a device's, the text is guest memory at B8000H, which the guest may change while it is
-//! read: a screen may have parts of two.
+//! The registers are a device's. The text is guest memory at B8000H, and pixels are in the video memory; the
+//! guest may change both while they are read: a screen may have parts of two.
 
 mod code_page;
+mod graphics;
 mod live;
 mod picture;
 mod terminal;
 
 use std::fmt;
 
-use hindsight_devices::vga::{TEXT_MEMORY, TEXT_MEMORY_LEN, TextMode};
+use hindsight_devices::vga::{ScreenMode, TEXT_MEMORY, TEXT_MEMORY_LEN, TextMode};
 use vm_memory::{Bytes, GuestAddress};
 
+pub use graphics::GraphicsScreen;
 pub use live::LiveScreen;
 pub use picture::PictureError;
 pub use terminal::Terminal;
 
 use crate::vcpu::board::Board;
 use code_page::character;
+
+/// The guest's screen at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Screen {
+    /// Text.
+    Text(TextScreen),
+    /// A picture.
+    Graphics(GraphicsScreen),
+}
+
+impl Screen {
+    /// The screen of a machine now.
+    ///
+    /// # Errors
+    ///
+    /// The machine has no screen, or the screen is in a mode that is not shown.
+    pub fn of(board: &Board) -> Result<Self, ScreenError> {
+        let memory = &board.ram.map;
+        let (mode, base) = board.buses.screen_mode().ok_or(ScreenError::Absent)?;
+        match mode {
+            ScreenMode::Text(mode) => {
+                let mut text = vec![0; TEXT_MEMORY_LEN];
+                let read = memory.read_slice(&mut text, GuestAddress(TEXT_MEMORY));
+                debug_assert!(read.is_ok(), "every machine has 1 MiB of RAM");
+                Ok(Self::Text(TextScreen { mode, memory: text }))
+            }
+            ScreenMode::Graphics(mode) => {
+                let screen = GraphicsScreen::read(memory, base, mode);
+                Ok(Self::Graphics(screen))
+            }
+            ScreenMode::Planar => Err(ScreenError::Planar),
+        }
+    }
+
+    /// The screen as a PNG.
+    ///
+    /// # Errors
+    ///
+    /// The picture cannot be encoded.
+    pub fn png(&self) -> Result<Vec<u8>, PictureError> {
+        match self {
+            Self::Text(screen) => screen.png(),
+            Self::Graphics(screen) => screen.png(),
+        }
+    }
+}
 
 /// The guest's text screen at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,15 +75,18 @@ pub struct TextScreen {
     memory: Vec<u8>,
 }
 
-/// Why there is no text screen.
+/// Why there is no screen, or no text on it.
 #[derive(Clone, Copy, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum ScreenError {
     /// The machine has no screen.
     #[error("the machine has no screen: --display adds one")]
     Absent,
-    /// The guest has set a graphics mode.
-    #[error("the screen is in a graphics mode, which is not shown")]
-    Graphics,
+    /// The guest has set a graphics mode, with a picture of this width and height.
+    #[error("the screen has a picture of {0}x{1} pixels and no text: --display FILE.png shows it")]
+    Graphics(usize, usize),
+    /// The guest has set a graphics mode of a VGA.
+    #[error("the screen is in a graphics mode of a VGA, which is not shown")]
+    Planar,
 }
 
 impl TextScreen {
@@ -45,15 +96,13 @@ impl TextScreen {
     ///
     /// The machine has no screen, or the screen no text.
     pub fn of(board: &Board) -> Result<Self, ScreenError> {
-        let mode = board.buses.text_mode().ok_or(ScreenError::Absent)?;
-        let mode = mode.ok_or(ScreenError::Graphics)?;
-        let mut memory = vec![0; TEXT_MEMORY_LEN];
-        let read = board
-            .ram
-            .map
-            .read_slice(&mut memory, GuestAddress(TEXT_MEMORY));
-        debug_assert!(read.is_ok(), "every machine has 1 MiB of RAM");
-        Ok(Self { mode, memory })
+        match Screen::of(board)? {
+            Screen::Text(screen) => Ok(screen),
+            Screen::Graphics(screen) => {
+                let (width, height) = screen.size();
+                Err(ScreenError::Graphics(width, height))
+            }
+        }
     }
 
     fn cell(&self, row: usize, column: usize) -> (u8, u8) {

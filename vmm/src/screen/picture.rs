@@ -1,4 +1,4 @@
-//! The screen as a PNG, in a font of 8x16 pixels.
+//! The text screen as a PNG, in a font of 8x16 pixels.
 
 use std::collections::BTreeMap;
 
@@ -37,6 +37,11 @@ pub enum PictureError {
 /// The rows of pixels of a character, bit 7 on the left.
 type GlyphRows = [u8; HEIGHT];
 
+/// A number of pixels, as the encoder takes it.
+pub(super) fn pixel_count(pixels: usize) -> u32 {
+    u32::try_from(pixels).unwrap_or(u32::MAX)
+}
+
 /// The glyph of each character of the font.
 fn font() -> Option<BTreeMap<char, GlyphRows>> {
     let data = FONT_8X16.strip_prefix(&PSF_HEADER)?;
@@ -73,9 +78,8 @@ impl TextScreen {
     /// The picture cannot be encoded.
     pub fn png(&self) -> Result<Vec<u8>, PictureError> {
         let (width, height) = (self.mode.columns * WIDTH, self.mode.rows * HEIGHT);
-        let size = |pixels: usize| u32::try_from(pixels).unwrap_or(u32::MAX);
         let mut file = Vec::new();
-        let mut encoder = Encoder::new(&mut file, size(width), size(height));
+        let mut encoder = Encoder::new(&mut file, pixel_count(width), pixel_count(height));
         encoder.set_color(ColorType::Indexed);
         encoder.set_depth(BitDepth::Eight);
         encoder.set_palette(self.mode.palette.concat());

@@ -1,4 +1,4 @@
-//! `--display`: the screen of a guest that only writes to the text memory.
+//! `--display`: the screen of guests that write to the text memory or to the framebuffer.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
-use super::rig::{command, crash, has_kvm, real, text};
+use super::rig::{command, crash, has_kvm, protected, real, text};
 
 /// Writes `Hi` in yellow on blue to the second row, and moves the cursor behind it.
 fn write_to_screen(a: &mut CodeAssembler) -> Result<(), IcedError> {
@@ -148,4 +148,98 @@ fn displays_that_do_not_exist_are_refused() {
         assert_eq!(status, Some(2), "{all}");
         assert!(all.contains(expected), "{all}");
     }
+}
+
+/// The display's register `register` in its configuration space, at 1f.0, is accessed next.
+fn select_pci(a: &mut CodeAssembler, register: u32) -> Result<(), IcedError> {
+    a.mov(dx, 0xcf8)?;
+    a.mov(eax, 0x8000_0000 | 0x1f << 11 | register)?;
+    a.out(dx, eax)?;
+    a.mov(dx, 0xcfc)
+}
+
+/// Sets a mode of 640x480 pixels of 32 bits, finds the framebuffer in BAR 0, and writes two pixels to it: one
+/// where it is, and one after it has moved the BAR.
+fn draw(a: &mut CodeAssembler) -> Result<(), IcedError> {
+    a.mov(dx, 0x1ce)?;
+    for (index, value) in [(1_u32, 640_u32), (2, 480), (3, 32), (4, 0x41)] {
+        a.mov(dx, 0x1ce)?;
+        a.mov(ax, index)?;
+        a.out(dx, ax)?;
+        a.mov(dx, 0x1cf)?;
+        a.mov(ax, value)?;
+        a.out(dx, ax)?;
+    }
+    select_pci(a, 0x10)?;
+    a.in_(eax, dx)?;
+    a.and(eax, 0xffff_fff0_u32 as i32)?;
+    a.mov(edi, eax)?;
+    // Row 1, pixel 2.
+    a.mov(dword_ptr(edi + (640 + 2) * 4), 0x11_2233)?;
+    a.mov(eax, 0xc800_0000_u32)?;
+    a.out(dx, eax)?;
+    // Row 479, pixel 639.
+    a.mov(edi, 0xc800_0000_u32)?;
+    a.mov(dword_ptr(edi + (640 * 480 - 1) * 4), 0x44_5566)?;
+    // What is written at one address is read at the other.
+    a.mov(ebx, dword_ptr(edi + (640 + 2) * 4))?;
+    a.mov(dword_ptr(edi), ebx)?;
+    power_off(a)
+}
+
+#[test]
+fn framebuffer_is_a_picture_wherever_its_bar_is() {
+    let folder = tempfile::tempdir().unwrap();
+    protected(&folder.path().join("image"), draw);
+    let mut rows = vec![vec!["--engine", "interp"], vec!["--deterministic"]];
+    if has_kvm("the framebuffer under KVM") {
+        rows.push(vec!["--engine", "kvm"]);
+    }
+    for row in rows {
+        let arguments = ["image", "--mode", "protected", "--sandbox", "strict"];
+        let arguments = [&arguments[..], &["--display", "picture.png"], &row].concat();
+        let (status, _, all) = run(folder.path(), &arguments);
+        assert_eq!(status, Some(0), "{row:?}: {all}");
+        let png = fs::File::open(folder.path().join("picture.png")).unwrap();
+        let mut reader = png::Decoder::new(std::io::BufReader::new(png))
+            .read_info()
+            .unwrap();
+        let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
+        let info = reader.next_frame(&mut pixels).unwrap();
+        assert_eq!((info.width, info.height), (640, 480), "{row:?}");
+        let set = pixels.chunks(3).enumerate();
+        let set: Vec<_> = set.filter(|(_, pixel)| *pixel != [0; 3]).collect();
+        let expected: [(usize, &[u8]); 3] = [
+            (0, &[0x11, 0x22, 0x33]),
+            (642, &[0x11, 0x22, 0x33]),
+            (640 * 480 - 1, &[0x44, 0x55, 0x66]),
+        ];
+        assert_eq!(set, expected, "{row:?}");
+    }
+}
+
+#[test]
+fn framebuffer_leaves_deterministic_runs_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    protected(&folder.path().join("image"), draw);
+    let hash = |display: &str| {
+        let arguments = ["image", "--mode", "protected", "--deterministic", "--stats"];
+        let arguments = [&arguments[..], &["--display", display]].concat();
+        let (status, _, all) = run(folder.path(), &arguments);
+        assert_eq!(status, Some(0), "{all}");
+        let line = all.lines().find(|line| line.contains("hash"));
+        line.unwrap().to_owned()
+    };
+    assert_eq!(hash("picture.png"), hash("picture.png"));
+}
+
+#[test]
+fn graphics_mode_has_no_text() {
+    let folder = tempfile::tempdir().unwrap();
+    protected(&folder.path().join("image"), draw);
+    let arguments = ["image", "--mode", "protected", "--engine", "interp"];
+    let arguments = [&arguments[..], &["--display", "text"]].concat();
+    let (status, stdout, all) = run(folder.path(), &arguments);
+    assert_eq!((status, stdout.as_str()), (Some(0), ""), "{all}");
+    assert!(all.contains("a picture of 640x480 pixels"), "{all}");
 }

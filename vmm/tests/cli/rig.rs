@@ -37,9 +37,14 @@ pub fn real(path: &Path, code: impl FnOnce(&mut CodeAssembler) -> Result<(), Ice
     image(path, (16, 0x7c00), code);
 }
 
+/// Writes 32-bit code for `--mode protected`.
+pub fn protected(path: &Path, code: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>) {
+    image(path, (32, 0x10_0000), code);
+}
+
 /// Writes 32-bit code for `--mode protected` that faults without an IDT.
 pub fn crash(path: &Path) {
-    image(path, (32, 0x10_0000), |a| {
+    protected(path, |a| {
         a.mov(eax, 0x1234_5678)?;
         a.ud2()
     });

@@ -12,7 +12,7 @@ use crate::cli::config::{ConsoleOptions, DisplayTarget};
 use crate::console::Backend;
 use crate::debugger::Screendump;
 use crate::output::{Output, RunOutputs};
-use crate::screen::{LiveScreen, Terminal, TextScreen};
+use crate::screen::{LiveScreen, Screen, Terminal, TextScreen};
 use crate::sync::lock;
 use crate::vcpu::board::Board;
 
@@ -38,10 +38,10 @@ impl PictureFile {
     ///
     /// # Errors
     ///
-    /// The machine has no text screen, or the file cannot be emptied. The inner result is that of writing, whose failure
+    /// The screen is in a mode that is not shown, or the file cannot be emptied. The inner result is that of writing, whose failure
     /// the outputs record.
     fn write(&self, board: &Board) -> anyhow::Result<io::Result<()>> {
-        let screen = TextScreen::of(board).context("--display")?;
+        let screen = Screen::of(board).context("--display")?;
         let png = screen.png().context("--display")?;
         let mut file = lock(&self.file);
         // A named pipe and a device have no length, and get one picture after the other.
