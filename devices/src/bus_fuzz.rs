@@ -77,6 +77,10 @@ fn shared<T>(device: T) -> Arc<Mutex<T>> {
     Arc::new(Mutex::new(device))
 }
 
+fn keyboard(requests: Requests) -> I8042 {
+    I8042::with_keyboard(requests, IrqLine::unconnected(), false)
+}
+
 /// A display adapter and its memory.
 fn adapter() -> (Arc<Mutex<Vga>>, VideoMemory) {
     let video = video_memory();
@@ -137,7 +141,7 @@ impl FuzzBuses {
         let now = AtomicU64::new(0);
         let clock = NanoClock::new(move || now.fetch_add(100_000_000_000, Ordering::Relaxed));
         let serial = shared(Serial::new(IrqLine::unconnected(), io::sink()));
-        let i8042 = shared(I8042::new(requests.clone()));
+        let i8042 = shared(keyboard(requests.clone()));
         let (ram, _) = test_driver::memory();
         let (vga, video) = adapter();
         let root = shared(pc_root(&ram, vga.clone(), &video));
@@ -226,7 +230,7 @@ impl FuzzBuses {
 
     fn restore(&self, saved: &FuzzState) {
         self.serial.lock().unwrap().restore(&saved.serial).unwrap();
-        self.i8042.lock().unwrap().restore(&saved.i8042);
+        self.i8042.lock().unwrap().restore(&saved.i8042).unwrap();
         self.pci.lock().unwrap().restore(&saved.pci);
         self.root.lock().unwrap().restore(&saved.root).unwrap();
         self.ram.write_slice(&saved.ram, GuestAddress(0)).unwrap();
@@ -240,7 +244,7 @@ impl FuzzBuses {
     }
 }
 
-/// An access by the guest, or serial input.
+/// An access by the guest, or serial input, which is typed on the keyboard too.
 #[derive(Clone, Debug)]
 enum FuzzAccess {
     In(u16, usize),
@@ -329,6 +333,7 @@ fn run(buses: &FuzzBuses, access: &FuzzAccess) -> Vec<u8> {
         FuzzAccess::MmioWrite(address, data) => buses.mmio.write(*address, data),
         FuzzAccess::Input(data) => {
             buses.serial.lock().unwrap().input(data);
+            buses.i8042.lock().unwrap().key_input(data);
         }
         FuzzAccess::PciConfig(function, register, data) => {
             let address = 1 << 31 | u32::from(*function) << 8 | u32::from(register & 0xfc);

@@ -9,7 +9,7 @@
 //! | --- | --- |
 //! | [`irq`] | local APICs (xAPIC and x2APIC), I/O APIC, a pair of 8259A |
 //! | [`pit`], [`rtc`] | 8254 interval timer, MC146818 real-time clock |
-//! | [`serial`], [`i8042`] | 16550A UART, keyboard controller |
+//! | [`serial`], [`i8042`] | 16550A UART, PS/2 keyboard and its controller |
 //! | [`acpi`], [`acpi_pm`] | ACPI tables, power management registers and timer |
 //! | [`pci`], [`virtio`] | PCI bus and reset control, virtio devices on it |
 //! | [`legacy`] | POST code and port 92H |

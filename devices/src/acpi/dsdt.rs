@@ -5,6 +5,7 @@ use acpi_tables::{Aml, AmlSink};
 
 use super::{AcpiConfig, PciTables, bytes, pci, sdt};
 use crate::acpi_pm::SLEEP_TYPE_S5;
+use crate::i8042::{I8042_COMMAND_PORT, I8042_DATA_PORT};
 use crate::serial::{COM1_IRQ, COM1_PORT};
 
 /// The largest number of processors: their names have three hexadecimal digits.
@@ -14,13 +15,19 @@ pub const CPUS_MAX: usize = 0x1000;
 const REVISION: u8 = 2;
 const RTC_PORT: u16 = 0x70;
 const RTC_IRQ: u8 = 8;
+const KEYBOARD_IRQ: u8 = 1;
 
 pub fn build(config: &AcpiConfig) -> Vec<u8> {
-    let com1 = isa_device("COM1", "PNP0501", 0, [COM1_PORT, 8], COM1_IRQ);
-    let rtc = isa_device("RTC0", "PNP0B00", 0, [RTC_PORT, 2], RTC_IRQ);
+    let com1 = isa_device("COM1", "PNP0501", &[[COM1_PORT, 8]], COM1_IRQ);
+    let rtc = isa_device("RTC0", "PNP0B00", &[[RTC_PORT, 2]], RTC_IRQ);
+    let ports = [[I8042_DATA_PORT, 1], [I8042_COMMAND_PORT, 1]];
+    let keyboard = isa_device("KBD0", "PNP0303", &ports, KEYBOARD_IRQ);
     let cpus: Vec<Encoded> = (0..config.apic_ids.len()).map(processor).collect();
     let mut devices: Vec<&dyn Aml> = cpus.iter().map(|cpu| cpu as &dyn Aml).collect();
     devices.extend([&com1 as &dyn Aml, &rtc]);
+    if config.screen {
+        devices.push(&keyboard);
+    }
     let bus = pci::window(config.pci).map(|window| Encoded(pci::bus(window)));
     devices.extend(bus.iter().map(|bus| bus as &dyn Aml));
     let resources = Encoded(pci::reserved());
@@ -63,14 +70,16 @@ fn processor(number: usize) -> Encoded {
     Encoded(bytes(&Device::new(path, vec![&hid, &uid])))
 }
 
-/// A device with one range of ports (`[first, count]`) and one interrupt.
-fn isa_device(name: &str, id: &str, uid: u8, ports: [u16; 2], irq: u8) -> Encoded {
-    let [first, count] = ports;
+/// A device with ranges of ports (`[first, count]`) and one interrupt.
+fn isa_device(name: &str, id: &str, ports: &[[u16; 2]], irq: u8) -> Encoded {
     let hid = Name::new(Path::new("_HID"), &EISAName::new(id));
-    let uid = Name::new(Path::new("_UID"), &uid);
-    let io = IO::new(first, first, 0, count.to_le_bytes()[0]);
+    let uid = Name::new(Path::new("_UID"), &0_u8);
+    let range = |[first, count]: &[u16; 2]| IO::new(*first, *first, 0, count.to_le_bytes()[0]);
+    let ranges: Vec<IO> = ports.iter().map(range).collect();
     let irq = IsaIrq(irq);
-    let resources = Name::new(Path::new("_CRS"), &ResourceTemplate::new(vec![&io, &irq]));
+    let mut parts: Vec<&dyn Aml> = ranges.iter().map(|range| range as &dyn Aml).collect();
+    parts.push(&irq);
+    let resources = Name::new(Path::new("_CRS"), &ResourceTemplate::new(parts));
     Encoded(bytes(&Device::new(
         Path::new(name),
         vec![&hid, &uid, &resources],

@@ -213,6 +213,7 @@ mod tests {
             pci: PciTables::Firmware {
                 window: 0x8000_0000,
             },
+            screen: false,
         };
         let loaded = execute(&loader_files(&config).unwrap());
         let (rsdp, tables) = (&loaded[RSDP_FILE], &loaded[TABLES_FILE]);
@@ -249,6 +250,7 @@ mod tests {
             apic_ids: vec![],
             io_apic_id: 0,
             pci: PciTables::Absent,
+            screen: false,
         };
         assert_eq!(loader_files(&config), Err(AcpiError::NoCpus));
     }

@@ -44,6 +44,8 @@ pub struct AcpiConfig {
     pub io_apic_id: u8,
     /// There is a PCI bus with devices.
     pub pci: PciTables,
+    /// There are a VGA and a keyboard.
+    pub screen: bool,
 }
 
 /// How the tables describe the PCI bus.
@@ -117,7 +119,7 @@ struct RootTables {
 fn add_tables(area: &mut TableArea, config: &AcpiConfig) -> Option<RootTables> {
     let facs = area.add(bytes(&acpi_tables::facs::FACS::new()))?;
     let dsdt = area.add(dsdt::build(config))?;
-    let fadt = area.add(bytes(&fadt(facs, dsdt)))?;
+    let fadt = area.add(bytes(&fadt(facs, dsdt, config.screen)))?;
     let madt = area.add(madt::build(config))?;
     let mut tables = vec![fadt, madt];
     if config.pci == PciTables::Ecam {
@@ -210,8 +212,10 @@ fn rsdp(rsdt: u32, xsdt: u32) -> Vec<u8> {
 
 /// FADT, "IA-PC Boot Architecture Flags": user-visible devices on the ISA bus.
 const LEGACY_DEVICES: u16 = 1 << 0;
-/// There is no VGA to probe for. The flag of the 8042 is clear, although the controller exists for
-/// resets: without devices, a guest saves the time of probing for them.
+/// There is a keyboard controller. Without a keyboard the flag is clear, although the controller exists for
+/// resets: a guest saves the time of probing for devices.
+const HAS_8042: u16 = 1 << 1;
+/// There is no VGA to probe for.
 const VGA_NOT_PRESENT: u16 = 1 << 2;
 
 /// Index of the CMOS byte with the century.
@@ -219,7 +223,7 @@ const CENTURY_INDEX: u8 = 0x32;
 /// Latencies above 100 and 1000 microseconds: C2 and C3 do not exist.
 const NO_C_STATE: u16 = 0xffff;
 
-fn fadt(facs: u32, dsdt: u32) -> FADT {
+fn fadt(facs: u32, dsdt: u32, screen: bool) -> FADT {
     let io = |bits, access, port: u16| {
         GAS::new(AddressSpace::SystemIo, bits, 0, access, u64::from(port))
     };
@@ -250,7 +254,8 @@ fn fadt(facs: u32, dsdt: u32) -> FADT {
     fadt.p_lvl2_lat = NO_C_STATE.into();
     fadt.p_lvl3_lat = NO_C_STATE.into();
     fadt.century = CENTURY_INDEX;
-    fadt.iapc_boot_arch = (LEGACY_DEVICES | VGA_NOT_PRESENT).into();
+    let devices = if screen { HAS_8042 } else { VGA_NOT_PRESENT };
+    fadt.iapc_boot_arch = (LEGACY_DEVICES | devices).into();
     fadt.reset_reg = io(8, AccessSize::ByteAccess, RESET_PORT);
     fadt.reset_value = RESET_VALUE;
     fadt.finalize()

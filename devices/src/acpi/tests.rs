@@ -5,6 +5,7 @@ fn config(cpus: u32) -> AcpiConfig {
         apic_ids: (0..cpus).collect(),
         io_apic_id: 0,
         pci: PciTables::Absent,
+        screen: false,
     }
 }
 
@@ -120,6 +121,7 @@ fn madt_lists_processors_io_apic_and_overrides() {
         apic_ids: vec![0, 2],
         io_apic_id: 3,
         pci: PciTables::Absent,
+        screen: false,
     })
     .unwrap();
     let expected: [(u8, &[u8]); 6] = [
@@ -141,6 +143,7 @@ fn madt_uses_x2apic_entries_from_id_255() {
         apic_ids: vec![0, 254, 255],
         io_apic_id: 0,
         pci: PciTables::Absent,
+        screen: false,
     })
     .unwrap();
     let entries = madt_entries(&built);
@@ -166,6 +169,24 @@ fn dsdt_has_soft_off_and_one_device_per_processor() {
         0x47, 1, 0xf8, 3, 0xf8, 3, 0, 8, 0x22, 0x10, 0, 0x79, 0
     ]));
     assert!(has(&[0x47, 1, 0x70, 0, 0x70, 0, 0, 2, 0x22, 0, 1, 0x79, 0]));
+}
+
+#[test]
+fn screen_comes_with_a_keyboard() {
+    let keyboard = [
+        0x47, 1, 0x60, 0, 0x60, 0, 0, 1, 0x47, 1, 0x64, 0, 0x64, 0, 0, 1, 0x22, 2, 0,
+    ];
+    for (screen, flags) in [(false, 0b101), (true, 0b011)] {
+        let config = AcpiConfig {
+            screen,
+            ..config(1)
+        };
+        let built = build(&config).unwrap();
+        assert_eq!(le(&find(&built, *b"FACP")[109..111]), flags);
+        let aml = dsdt(&built);
+        let found = aml.windows(keyboard.len()).any(|part| part == keyboard);
+        assert_eq!(found, screen);
+    }
 }
 
 #[test]

@@ -1,17 +1,23 @@
-//! The i8042 keyboard controller without devices, at ports 0x60 and 0x64.
+//! The i8042 keyboard controller at ports 0x60 and 0x64, with a keyboard or without devices.
 //!
 //! Follows the IBM PS/2 Hardware Interface Technical Reference, "Keyboard and Auxiliary Device
-//! Controller". It exists for guests that reset the machine or enable A20 through it; a driver that
-//! probes for devices gets each response at once and finds none. Not modelled: interrupts, because
-//! no device ever sends by itself. Deviation: A20 reads back, but is never masked.
+//! Controller". Without a keyboard it exists for guests that reset the machine or enable A20 through it; a
+//! driver that probes for devices gets each response at once and finds none, and there are no interrupts.
+//! Deviation: A20 reads back, but is never masked.
 
+mod keyboard;
+pub mod keys;
 mod regs;
 #[cfg(test)]
 mod tests;
 
 use crate::bus::Device;
-use crate::hooks::{MachineRequest, Requests};
+use crate::hooks::{IrqLine, MachineRequest, Requests};
 use crate::inspect::{FieldList, Inspect, InspectField};
+use thiserror::Error;
+
+pub use keyboard::{KeyboardCommand, KeyboardState};
+
 use regs::{
     AUX_CLOCK_STUCK_LOW, CommandByte, I8042Command, I8042Status, KEYBOARD_LINES_GOOD, OutputPort,
     RESEND, SELF_TEST_PASSED,
@@ -38,8 +44,13 @@ pub enum PendingCommand {
     SendAux,
 }
 
+/// A saved state that the controller cannot have, or whose keyboard it lacks.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error("the state of the keyboard controller is invalid")]
+pub struct I8042Error;
+
 /// The state of the controller as plain data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct I8042State {
     /// The command byte, RAM location 0.
@@ -54,6 +65,12 @@ pub struct I8042State {
     pub last_was_command: bool,
     /// The command that expects a parameter.
     pub pending: Option<PendingCommand>,
+    /// The byte in the output buffer is the keyboard's.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub from_keyboard: bool,
+    /// The keyboard, if there is one.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub keyboard: Option<KeyboardState>,
 }
 
 impl Default for I8042State {
@@ -65,6 +82,8 @@ impl Default for I8042State {
             timed_out: false,
             last_was_command: false,
             pending: None,
+            from_keyboard: false,
+            keyboard: None,
         }
     }
 }
@@ -73,6 +92,8 @@ impl Default for I8042State {
 #[derive(Debug)]
 pub struct I8042 {
     state: I8042State,
+    /// IRQ 1.
+    irq: IrqLine,
     requests: Requests,
 }
 
@@ -81,18 +102,96 @@ impl I8042 {
     pub fn new(requests: Requests) -> Self {
         Self {
             state: I8042State::default(),
+            irq: IrqLine::unconnected(),
+            requests,
+        }
+    }
+
+    /// A controller with a keyboard, which drives IRQ 1.
+    ///
+    /// Without `firmware`, which would do it, interrupts and translation are on.
+    pub fn with_keyboard(requests: Requests, irq: IrqLine, firmware: bool) -> Self {
+        let control = if firmware {
+            CommandByte::RESET
+        } else {
+            CommandByte::AFTER_BIOS
+        };
+        let state = I8042State {
+            control: control.bits(),
+            keyboard: Some(KeyboardState::default()),
+            ..I8042State::default()
+        };
+        Self {
+            state,
+            irq,
             requests,
         }
     }
 
     /// The state as plain data.
     pub fn save(&self) -> I8042State {
-        self.state
+        self.state.clone()
     }
 
-    /// Replaces the state by a saved one; each of its values is possible.
-    pub fn restore(&mut self, state: &I8042State) {
-        self.state = *state;
+    /// Replaces the state by a saved one. The interrupt line is restored by its controller.
+    ///
+    /// # Errors
+    /// The keyboard's state is impossible, or only one of the two states has a keyboard.
+    pub fn restore(&mut self, state: &I8042State) -> Result<(), I8042Error> {
+        let valid = state.keyboard.as_ref().is_none_or(KeyboardState::is_valid);
+        if !valid || state.keyboard.is_some() != self.state.keyboard.is_some() {
+            return Err(I8042Error);
+        }
+        self.state = state.clone();
+        Ok(())
+    }
+
+    /// Presses and releases keys, given as codes of set 1. Returns how many bytes were taken: none without a
+    /// keyboard, or while the guest has disabled it.
+    pub fn key_input(&mut self, codes: &[u8]) -> usize {
+        let translate = self.control().contains(CommandByte::TRANSLATE);
+        let Some(keyboard) = &mut self.state.keyboard else {
+            return 0;
+        };
+        let taken = keyboard.input(codes, translate);
+        self.fill();
+        taken
+    }
+
+    /// Whether the keyboard takes at least one more key.
+    pub fn has_key_capacity(&self) -> bool {
+        let keyboard = self.state.keyboard.as_ref();
+        keyboard.is_some_and(KeyboardState::has_capacity)
+    }
+
+    const fn control(&self) -> CommandByte {
+        CommandByte::from_bits_retain(self.state.control)
+    }
+
+    /// Moves the keyboard's next byte to the output buffer, if that is empty and the keyboard's clock runs.
+    fn fill(&mut self) {
+        let stopped = self.control().contains(CommandByte::KEYBOARD_DISABLED);
+        if stopped || self.state.output.is_some() {
+            return;
+        }
+        if let Some(byte) = self.state.keyboard.as_mut().and_then(KeyboardState::take) {
+            self.state.output = Some(byte);
+            self.state.from_keyboard = true;
+            self.state.timed_out = false;
+            self.interrupt();
+        }
+    }
+
+    /// Makes an edge on IRQ 1 for the byte in the output buffer.
+    fn interrupt(&self) {
+        self.irq.set(false);
+        self.drive();
+    }
+
+    /// Drives IRQ 1: asserted while a byte is in the output buffer and the interrupt is enabled.
+    fn drive(&self) {
+        let enabled = self.control().contains(CommandByte::KEYBOARD_INTERRUPT);
+        self.irq.set(enabled && self.state.output.is_some());
     }
 
     fn status(&self) -> I8042Status {
@@ -105,17 +204,29 @@ impl I8042 {
 
     fn read_data(&mut self) -> u8 {
         self.state.timed_out = false;
-        self.state.output.take().unwrap_or(0)
+        let byte = self.state.output.take();
+        self.drive();
+        self.fill();
+        byte.unwrap_or(0)
     }
 
     fn respond(&mut self, byte: u8) {
+        if let (true, Some(unread), Some(keyboard)) = (
+            self.state.from_keyboard,
+            self.state.output,
+            &mut self.state.keyboard,
+        ) {
+            keyboard.give_back(unread);
+        }
+        self.state.from_keyboard = false;
         self.state.output = Some(byte);
         self.state.timed_out = false;
+        self.interrupt();
     }
 
     /// Responds in place of a device that is absent.
     fn respond_without_device(&mut self) {
-        self.state.output = Some(RESEND);
+        self.respond(RESEND);
         self.state.timed_out = true;
     }
 
@@ -175,7 +286,20 @@ impl I8042 {
                 }
             }
             Some(PendingCommand::Loop) => self.respond(value),
-            Some(PendingCommand::SendAux) | None => self.respond_without_device(),
+            Some(PendingCommand::SendAux) => self.respond_without_device(),
+            None => self.write_keyboard(value),
+        }
+    }
+
+    /// Sends a byte to the keyboard, which starts its clock.
+    fn write_keyboard(&mut self, value: u8) {
+        let translate = self.control().contains(CommandByte::TRANSLATE);
+        match &mut self.state.keyboard {
+            Some(keyboard) => {
+                keyboard.write(value, translate);
+                self.set_control(CommandByte::KEYBOARD_DISABLED, false);
+            }
+            None => self.respond_without_device(),
         }
     }
 }
@@ -197,6 +321,8 @@ impl Device for I8042 {
         } else {
             self.command(value);
         }
+        self.drive();
+        self.fill();
     }
 }
 
@@ -217,6 +343,10 @@ impl Inspect for I8042 {
         match state.pending {
             Some(command) => fields.push("pending command", format_args!("{command:?}")),
             None => fields.push("pending command", "none"),
+        }
+        if let Some(keyboard) = &state.keyboard {
+            let waiting = keyboard.answers.len() + keyboard.codes.len();
+            fields.push("keyboard", format_args!("{waiting} bytes wait"));
         }
         fields.finish()
     }

@@ -49,6 +49,11 @@ impl CommandByte {
     pub(super) const RESET: Self = Self::SYSTEM
         .union(Self::KEYBOARD_DISABLED)
         .union(Self::AUX_DISABLED);
+    /// The value that a BIOS leaves: the keyboard interrupts, with scan codes of set 1.
+    pub(super) const AFTER_BIOS: Self = Self::KEYBOARD_INTERRUPT
+        .union(Self::SYSTEM)
+        .union(Self::AUX_DISABLED)
+        .union(Self::TRANSLATE);
 }
 
 bitflags! {
@@ -149,6 +154,7 @@ mod tests {
     #[test]
     fn register_bits_match_the_reference() {
         assert_eq!(CommandByte::RESET.bits(), 0x34);
+        assert_eq!(CommandByte::AFTER_BIOS.bits(), 0x65);
         assert_eq!(I8042Status::all().bits(), 0xff);
         assert_eq!((OutputPort::NO_RESET | OutputPort::A20).bits(), 0x03);
     }

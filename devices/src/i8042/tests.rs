@@ -1,3 +1,5 @@
+use std::sync::{Arc, Mutex};
+
 use super::*;
 use crate::hooks::test::collector;
 use crate::inspect::test::field;
@@ -79,8 +81,91 @@ fn restored_state_equals_the_saved_one() {
     let saved = controller.save();
     let mut other = I8042::new(collector().0);
     assert_ne!(other.save(), saved);
-    other.restore(&saved);
+    other.restore(&saved).unwrap();
     assert_eq!(other.save(), saved);
+}
+
+/// A controller with a keyboard as a BIOS leaves it, and the levels of IRQ 1 since the last call.
+fn with_keyboard() -> (I8042, impl FnMut() -> Vec<bool>) {
+    let levels = Arc::new(Mutex::new(Vec::new()));
+    let log = levels.clone();
+    let irq = IrqLine::new(move |level| log.lock().unwrap().push(level));
+    let controller = I8042::with_keyboard(collector().0, irq, false);
+    (controller, move || {
+        std::mem::take(&mut *levels.lock().unwrap())
+    })
+}
+
+#[test]
+fn each_byte_of_a_key_makes_an_edge_on_irq_1() {
+    let (mut controller, mut levels) = with_keyboard();
+    assert_eq!(controller.key_input(&[0x1e, 0x9e]), 2);
+    assert_eq!(levels(), [false, true]);
+    assert_eq!(get(&mut controller, 4) & 1, 1);
+    assert_eq!(get(&mut controller, 0), 0x1e);
+    assert_eq!(levels(), [false, false, true]);
+    assert_eq!(get(&mut controller, 0), 0x9e);
+    assert_eq!(levels(), [false]);
+    assert_eq!(get(&mut controller, 4) & 1, 0);
+}
+
+#[test]
+fn disabled_interrupt_stays_low_and_disabled_clock_holds_keys() {
+    let (mut controller, mut levels) = with_keyboard();
+    response(&mut controller, 0x60, Some(0x64));
+    controller.key_input(&[0x1e]);
+    assert!(levels().iter().all(|level| !level));
+    assert_eq!(get(&mut controller, 0), 0x1e);
+    response(&mut controller, 0xad, None);
+    controller.key_input(&[0x1f]);
+    assert_eq!(get(&mut controller, 4) & 1, 0);
+    assert_eq!(response(&mut controller, 0xae, None), Some(0x1f));
+}
+
+#[test]
+fn response_of_the_controller_keeps_the_key_that_waits() {
+    let (mut controller, _) = with_keyboard();
+    controller.key_input(&[0x1e, 0x9e]);
+    assert_eq!(response(&mut controller, 0x20, None), Some(0x65));
+    assert_eq!(get(&mut controller, 0), 0x1e);
+    assert_eq!(get(&mut controller, 0), 0x9e);
+}
+
+#[test]
+fn driver_probe_detects_the_keyboard() {
+    let (mut controller, _) = with_keyboard();
+    let mut send = |byte: u8| {
+        controller.write(0, &[byte]);
+        std::iter::from_fn(|| (get(&mut controller, 4) & 1 != 0).then(|| get(&mut controller, 0)))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(send(0xff), [0xfa, 0xaa]);
+    assert_eq!(send(0xf2), [0xfa, 0xab, 0x41]);
+    assert_eq!(send(0xed), [0xfa]);
+    assert_eq!(send(2), [0xfa]);
+}
+
+#[test]
+fn keys_without_a_keyboard_are_not_taken() {
+    let mut controller = I8042::new(collector().0);
+    assert!(!controller.has_key_capacity());
+    assert_eq!(controller.key_input(&[0x1e]), 0);
+}
+
+#[test]
+fn state_of_a_controller_with_another_keyboard_is_refused() {
+    let (mut controller, _) = with_keyboard();
+    controller.key_input(&[0x1e; 9]);
+    let saved = controller.save();
+    let (mut other, _) = with_keyboard();
+    other.restore(&saved).unwrap();
+    assert_eq!(other.save(), saved);
+    let mut bad = saved.clone();
+    bad.keyboard.as_mut().unwrap().codes = vec![0; 1000].into();
+    assert_eq!(other.restore(&bad), Err(I8042Error));
+    assert_eq!(other.save(), saved);
+    let mut plain = I8042::new(collector().0);
+    assert_eq!(plain.restore(&saved), Err(I8042Error));
 }
 
 #[test]

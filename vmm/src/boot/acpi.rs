@@ -20,7 +20,7 @@ pub enum AcpiTablesError {
     NoMemory(u64),
 }
 
-/// Writes the tables of a machine with `cpus` vCPUs, and with PCI devices if `pci`. Returns `layout` with the tables added.
+/// Writes the tables of a machine with `cpus` vCPUs, and with PCI devices if `pci`, and with a screen if `screen`. Returns `layout` with the tables added.
 ///
 /// # Errors
 ///
@@ -30,6 +30,7 @@ pub fn write_tables(
     layout: Layout,
     cpus: usize,
     pci: bool,
+    screen: bool,
 ) -> Result<Layout, AcpiTablesError> {
     let apic_ids: Vec<u32> = (0..).take(cpus).collect();
     let io_apic_id = u8::try_from(cpus).unwrap_or(u8::MAX);
@@ -41,6 +42,7 @@ pub fn write_tables(
         } else {
             PciTables::Absent
         },
+        screen,
     })?;
     let mut end = acpi.rsdp;
     for (address, bytes) in &acpi.tables {

@@ -162,6 +162,25 @@ impl Console {
         })
     }
 
+    /// A console without input and output.
+    pub fn closed() -> Self {
+        Self::without_output(InputSource::None)
+    }
+
+    /// Standard input without output, for a keyboard.
+    pub fn keyboard() -> Self {
+        Self::without_output(InputSource::Stdin)
+    }
+
+    fn without_output(input: InputSource) -> Self {
+        Self {
+            outbox: Arc::new(Outbox::closed()),
+            input,
+            writer: None,
+            reader: None,
+        }
+    }
+
     /// A writer for a device, which writes into a buffer of 64 KiB.
     ///
     /// When the buffer is full, the client of a socket loses the oldest bytes, and the device waits

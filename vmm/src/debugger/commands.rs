@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use hindsight_devices::i8042::keys::chord;
 use hindsight_gdb::monitor::{no_arguments, parse_number};
 use hindsight_gdb::target::{CommandError, CommandHelp, MachineCommands};
 
@@ -39,6 +40,11 @@ const COMMANDS: &[CommandHelp] = &[
         "write a picture of the screen to the file of --display FILE.png",
     ),
     help(
+        "sendkey",
+        "KEYS...",
+        "press keys one after the other, such as h i ret ctrl-alt-delete",
+    ),
+    help(
         "trace",
         "start [EVENTS]|stop|status",
         "trace to the file of --trace-out, for `hindsight export` (folded: a profile, lcov: coverage)",
@@ -60,6 +66,9 @@ impl MachineCommands for MachineTarget {
         }
         if name == "trace" {
             return self.trace(arguments);
+        }
+        if name == "sendkey" {
+            return self.sendkey(arguments);
         }
         no_arguments(arguments)?;
         match name {
@@ -107,6 +116,31 @@ impl MachineTarget {
         let switches = self.board.run.engine.stats();
         let host_time = self.started.elapsed();
         Ok(RunReport::new(vcpus?, switches, host_time).to_string())
+    }
+
+    fn sendkey(&self, names: &[&str]) -> Result<String, CommandError> {
+        let failed = |error: String| CommandError::Failed(error);
+        if names.is_empty() {
+            return Err(CommandError::Usage);
+        }
+        let codes = |name: &&str| {
+            chord(name).ok_or_else(|| failed(format!("there is no key {name}: try a, ret or f1")))
+        };
+        let all: Vec<Vec<u8>> = names.iter().map(codes).collect::<Result<_, _>>()?;
+        let sendkey = self.sendkey.as_ref().ok_or_else(|| {
+            failed(
+                "there is no keyboard: it needs --display, and --record-input in a deterministic run"
+                    .to_owned(),
+            )
+        })?;
+        for (name, codes) in names.iter().zip(all) {
+            if sendkey(&codes) != codes.len() {
+                return Err(failed(format!(
+                    "the guest takes no key now: {name} and what follows are lost"
+                )));
+            }
+        }
+        Ok("the keys are pressed".to_owned())
     }
 
     fn screendump(&mut self) -> Result<String, CommandError> {

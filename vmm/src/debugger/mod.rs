@@ -27,13 +27,18 @@ pub use trace::DebuggerTrace;
 /// Writes a picture of the machine's screen to the file that the run has for it.
 pub type Screendump = Box<dyn FnMut() -> anyhow::Result<()> + Send>;
 
-/// The files of a run that debuggers may have written.
+/// Presses and releases keys, given as scan codes of set 1. Returns how many bytes the keyboard took.
+pub type SendKey = Box<dyn Fn(&[u8]) -> usize + Send>;
+
+/// What of a run debuggers may have written.
 #[derive(Default)]
 pub struct DebuggerFiles {
     /// Writes a picture of the screen; `None` if the run has no file for it.
     pub screendump: Option<Screendump>,
     /// The file for traces, if the run has one.
     pub trace: Option<DebuggerTrace>,
+    /// Presses keys; `None` if the machine has no keyboard, or the run takes no input.
+    pub sendkey: Option<SendKey>,
 }
 
 impl fmt::Debug for DebuggerFiles {

@@ -18,7 +18,7 @@ use rustix::fd::{AsFd, BorrowedFd};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::stops::stop_cause;
-use super::{DebuggerFiles, DebuggerTrace, Screendump};
+use super::{DebuggerFiles, DebuggerTrace, Screendump, SendKey};
 use crate::kvm::KvmError;
 use crate::kvm::host_support::HwBreakpointSupport;
 use crate::memory::MachineMemory;
@@ -46,6 +46,8 @@ pub(super) struct MachineTarget {
     pub(super) screendump: Option<Screendump>,
     /// The file for traces; `None` if the run has none.
     pub(super) trace: Option<DebuggerTrace>,
+    /// Presses keys; `None` if the machine has no keyboard, or the run takes no input.
+    pub(super) sendkey: Option<SendKey>,
 }
 
 /// An error of KVM, for the server.
@@ -64,6 +66,7 @@ impl MachineTarget {
             waits,
             screendump: files.screendump,
             trace: files.trace,
+            sendkey: files.sendkey,
             board,
         }
     }

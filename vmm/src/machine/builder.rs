@@ -137,8 +137,9 @@ impl PreparedMachine {
             (layout, memory::allocate(&layout.ram(), config.huge_pages)?)
         } else {
             let memory = memory::allocate(&layout.ram(), config.huge_pages)?;
-            let pci = !devices.is_empty() || request.text_screen;
-            let layout = boot::acpi::write_tables(&memory, layout, config.cpus, pci)?;
+            let screen = request.text_screen;
+            let pci = !devices.is_empty() || screen;
+            let layout = boot::acpi::write_tables(&memory, layout, config.cpus, pci, screen)?;
             (layout, memory)
         };
         let loaded = boot::load(&memory, &layout, request)?;

@@ -112,6 +112,12 @@ impl Machine {
         self.board.buses.serial_feeder()
     }
 
+    /// A function that presses and releases keys, given as codes of set 1, and returns how many bytes the
+    /// keyboard took.
+    pub fn key_input(&self) -> Deliver {
+        self.board.buses.key_feeder()
+    }
+
     /// Records the events of all vCPUs from now on.
     pub fn record(&mut self) -> Arc<Recorder> {
         let recorder = Arc::new(Recorder::new(self.board.time.clock.clone()));

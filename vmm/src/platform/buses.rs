@@ -12,8 +12,8 @@ use super::devices::{self, Devices, Mute, Sinks, Wiring};
 use crate::state::{DevicesState, RestoreError};
 use crate::sync::lock;
 
-/// Feeds bytes to COM1, and returns how many the port accepted.
-pub type SerialFeeder = Box<dyn Fn(&[u8]) -> usize + Send>;
+/// Feeds bytes to a device, and returns how many it accepted.
+pub type InputFeeder = Box<dyn Fn(&[u8]) -> usize + Send>;
 
 /// The buses of a machine with everything that sits on them.
 ///
@@ -123,13 +123,34 @@ impl Buses {
 
     /// A function that feeds bytes to the guest's COM1 and returns how many the port accepted: none
     /// while another thread uses the port.
-    pub fn serial_feeder(&self) -> SerialFeeder {
+    pub fn serial_feeder(&self) -> InputFeeder {
         let serial = self.devices.serial.clone();
         Box::new(move |bytes| {
             serial
                 .try_lock()
                 .map_or(0, |mut serial| serial.input(bytes))
         })
+    }
+
+    /// Presses and releases keys, given as codes of set 1. Returns how many bytes the keyboard took.
+    pub fn key_input(&self, codes: &[u8]) -> usize {
+        lock(&self.devices.keyboard).key_input(codes)
+    }
+
+    /// A function that presses and releases keys, given as codes of set 1, and returns how many bytes the
+    /// keyboard took: none while another thread uses it.
+    pub fn key_feeder(&self) -> InputFeeder {
+        let keyboard = self.devices.keyboard.clone();
+        Box::new(move |codes| {
+            keyboard
+                .try_lock()
+                .map_or(0, |mut keyboard| keyboard.key_input(codes))
+        })
+    }
+
+    /// Whether the keyboard takes at least one more key.
+    pub fn keyboard_has_capacity(&self) -> bool {
+        lock(&self.devices.keyboard).has_key_capacity()
     }
 
     /// Serves the queues of the PCI device with this index, whose host side has something new.

@@ -43,6 +43,8 @@ use crate::sync::lock;
 /// COM1: ports and ISA line.
 const COM1_PORT: u16 = 0x3f8;
 const COM1_LINE: u32 = 4;
+/// The keyboard's ISA line.
+const KEYBOARD_LINE: u32 = 1;
 /// The I/O APIC's page.
 pub(crate) const IOAPIC_BASE: u64 = 0xfec0_0000;
 
@@ -180,6 +182,15 @@ fn locked<T>(device: T) -> Arc<Mutex<T>> {
     Arc::new(Mutex::new(device))
 }
 
+/// The keyboard controller; a keyboard comes with a screen.
+fn keyboard(wiring: &Wiring<'_>, irq: IrqLine) -> I8042 {
+    let requests = wiring.requests.clone();
+    match wiring.screen {
+        Some(_) => I8042::with_keyboard(requests, irq, wiring.layout.firmware().is_some()),
+        None => I8042::new(requests),
+    }
+}
+
 /// The screen, with video memory if there is a PCI bus.
 fn screen(wiring: &Wiring<'_>) -> Option<Arc<Mutex<Vga>>> {
     wiring.screen.as_ref()?;
@@ -197,7 +208,7 @@ pub struct Devices {
     pub(crate) serial: Arc<Mutex<Serial>>,
     post_code: Arc<Mutex<PostCode>>,
     control_a: Arc<Mutex<ControlA>>,
-    keyboard: Arc<Mutex<I8042>>,
+    pub(super) keyboard: Arc<Mutex<I8042>>,
     acpi_pm: Arc<Mutex<AcpiPm>>,
     pci: Arc<Mutex<PciConfig>>,
     /// The PCI bus; `None` if it is empty.
@@ -239,7 +250,7 @@ impl Devices {
             serial: locked(Serial::new(line(COM1_LINE), sinks.serial)),
             post_code: locked(PostCode::default()),
             control_a: locked(ControlA::new(requests())),
-            keyboard: locked(I8042::new(requests())),
+            keyboard: locked(keyboard(wiring, line(KEYBOARD_LINE))),
             acpi_pm: locked(AcpiPm::new(wiring.nanos.clone(), requests())),
             pci: locked(match &pci_root {
                 Some(root) => PciConfig::with_root(requests(), root.clone()),
@@ -320,11 +331,11 @@ impl Devices {
             (None, None) => {}
             _ => return Err(VgaError.into()),
         }
+        lock(&self.keyboard).restore(&state.keyboard)?;
         lock(&self.test_memory).restore(&state.test_memory)?;
         lock(&self.serial).restore(&state.serial)?;
         *lock(&self.post_code) = state.post_code;
         lock(&self.control_a).restore(state.control_a);
-        lock(&self.keyboard).restore(&state.keyboard);
         lock(&self.acpi_pm).restore(&state.acpi_pm);
         lock(&self.pci).restore(&state.pci);
         lock(&self.fp_error).restore(state.fp_error);

@@ -57,6 +57,7 @@ fn firmware_files(wiring: &Wiring<'_>) -> Vec<(&'static str, Vec<u8>)> {
         pci: PciTables::Firmware {
             window: u32::try_from(window).unwrap_or(u32::MAX),
         },
+        screen: wiring.screen.is_some(),
     };
     let acpi = acpi::loader_files(&config).expect("1 to 64 processors");
     let (anchor, tables) = smbios::build(&SmbiosConfig {

@@ -4,7 +4,7 @@ use hindsight_devices::acpi_pm::AcpiPmState;
 use hindsight_devices::flash::{FlashError, FlashState};
 use hindsight_devices::fp_error::FpErrorState;
 use hindsight_devices::fw_cfg::FwCfgState;
-use hindsight_devices::i8042::I8042State;
+use hindsight_devices::i8042::{I8042Error, I8042State};
 use hindsight_devices::legacy::PostCode;
 use hindsight_devices::pci::{PciRootState, PciState};
 use hindsight_devices::serial::{SerialError, SerialState};
@@ -60,6 +60,9 @@ pub enum DevicesError {
     /// The test memory's state is invalid.
     #[error(transparent)]
     TestMemory(#[from] TestMemoryError),
+    /// The keyboard controller's state is invalid, or the machine has no keyboard.
+    #[error(transparent)]
+    Keyboard(#[from] I8042Error),
     /// The screen's registers are invalid, or the machine has no screen.
     #[error(transparent)]
     Vga(#[from] VgaError),

@@ -6,6 +6,7 @@ mod consoles;
 mod diagnosis;
 mod display;
 mod ends;
+mod keyboard;
 mod logging;
 mod manners;
 mod outputs;

@@ -508,6 +508,22 @@ fn screendump_writes_the_picture_of_the_display() {
 }
 
 #[test]
+fn sendkey_presses_keys_where_there_is_a_keyboard() {
+    let run = Run::waiting(Guest::Sample, &["--display", "text"]);
+    let text = run.gdb(
+        "monitor sendkey h i shift-1 ret
+        monitor sendkey nokey
+        monitor sendkey
+        ",
+    );
+    let expected = ["the keys are pressed", "there is no key nokey", "KEYS"];
+    in_order(&text, &expected);
+    let run = Run::waiting(Guest::Sample, &[]);
+    let text = run.gdb("monitor sendkey a");
+    in_order(&text, &["there is no keyboard: it needs --display"]);
+}
+
+#[test]
 fn screendump_without_a_file_names_the_option() {
     let run = Run::waiting(Guest::Sample, &["--display", "text"]);
     let text = run.gdb("monitor screendump");

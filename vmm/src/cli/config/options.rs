@@ -204,8 +204,8 @@ pub struct ConsoleOptions {
     /// Debug console, port 0xe9 (output only): stdio, none, file:PATH or unix:PATH
     #[arg(long, value_name = "CONSOLE")]
     pub debugcon: OptionWord<Backend>,
-    /// Screen: none, its text on standard output (while the guest runs, if that is a terminal and no console
-    /// is there), or a picture at the end of the run
+    /// Screen and keyboard: none, text on standard output (while the guest runs, if that is a terminal and no
+    /// console is there) with keys from standard input unless --serial is stdio, or a picture at the end
     #[arg(long, value_name = "none|text|FILE.png", value_hint = ValueHint::FilePath)]
     pub display: OptionWord<DisplayTarget>,
     /// File for branch trace messages, one line each; - is standard output

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::{self, Write};
+use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Args;
@@ -20,9 +21,11 @@ use crate::cli::config::{ConfigArgs, EngineArg, RunConfig, dump};
 use crate::cli::logging::Logging;
 use crate::cli::trace::RequestedTrace;
 use crate::cli::{Status, gdb, read};
+use crate::console::Deliver;
 use crate::debugger::DebuggerFiles;
-use crate::deterministic::input::InputFeed;
+use crate::deterministic::input::{InputFeed, InputQueue};
 use crate::exactness::MeasureMode;
+use crate::machine::Machine;
 use crate::machine::start::StartDecision;
 use crate::output::RunOutputs;
 use crate::probe::host::measure_hw_breakpoints;
@@ -171,13 +174,12 @@ fn run_machine(
     let listener = gdb::listen(&config.debugging)?;
     let mut links = Links::listen(links)?;
     confinement.confine_files(config)?;
-    consoles.watch_signals(input::quit(&machine, queue.clone()))?;
-    let quit = input::quit(&machine, queue.clone());
-    consoles.start_input(input::delivery(config, &machine, queue), quit)?;
+    let sendkey = start_input(config, &machine, &mut consoles, queue)?;
     let board = machine.board().clone();
     set_ends(config, &board, outputs);
-    let (screendump, trace) = (consoles.screendump(&board), hook.debugger_trace());
-    let files = DebuggerFiles { screendump, trace };
+    let mut files = DebuggerFiles::default();
+    (files.screendump, files.sendkey) = (consoles.screendump(&board), sendkey);
+    files.trace = hook.debugger_trace();
     let debugger = gdb::start(&config.debugging, (listener, files), record, &mut machine)?;
     links.start(&board)?;
     consoles.show_screen(&board)?;
@@ -197,6 +199,22 @@ fn run_machine(
         print_stats(&board, host_time, &outcome);
     }
     Ok(report(&outcome, outputs.failure(), logging))
+}
+
+/// Starts the input of the consoles, and what ends the run. Returns how a debugger presses keys.
+fn start_input(
+    config: &RunConfig,
+    machine: &Machine,
+    consoles: &mut Consoles<'_>,
+    queue: Option<Arc<InputQueue>>,
+) -> anyhow::Result<Option<Deliver>> {
+    consoles.watch_signals(input::quit(machine, queue.clone()))?;
+    let quit = input::quit(machine, queue.clone());
+    let keys = || input::keys(config, machine, queue.clone());
+    let (typing, sendkey) = (input::typing(keys()), keys());
+    let serial = input::delivery(config, machine, queue.clone());
+    consoles.start_input(serial, typing, quit)?;
+    Ok(sendkey)
 }
 
 /// Warns of the deviations of this host's KVM that the user accepts.

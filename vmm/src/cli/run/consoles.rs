@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::Context;
 
 use super::display::Display;
-use crate::cli::config::{BtmTarget, ConsoleOptions, OptionWord};
+use crate::cli::config::{BtmTarget, ConsoleOptions, DisplayTarget, OptionWord};
 use crate::console::{Backend, CaughtSignals, Console, Deliver, Releaser};
 use crate::debugger::Screendump;
 use crate::output::{Output, RunOutputs};
@@ -22,6 +22,8 @@ pub(super) struct Consoles<'a> {
     outputs: &'a RunOutputs,
     serial: Console,
     debugcon: Console,
+    /// What is typed on the keyboard.
+    keyboard: Console,
     /// Signals that came since the consoles were opened: their sockets must be removed.
     signals: Option<CaughtSignals>,
     /// Writes to standard output, and so is dropped after the consoles.
@@ -47,6 +49,7 @@ impl<'a> Consoles<'a> {
             outputs,
             serial,
             debugcon,
+            keyboard: Console::closed(),
             signals: Some(signals),
             display: Display::open(options, outputs)?,
         })
@@ -84,13 +87,21 @@ impl<'a> Consoles<'a> {
         }
     }
 
-    /// Starts input. `deliver` receives the serial port's input; Ctrl-A x calls `quit`.
+    /// Starts input. `serial` receives the serial port's input, and `keyboard` what is typed while the text of the
+    /// screen is shown, unless the serial port has standard input; Ctrl-A x calls `quit`.
     pub(super) fn start_input(
         &mut self,
-        deliver: Deliver,
-        quit: impl Fn() + Send + 'static,
+        serial: Deliver,
+        keyboard: Deliver,
+        quit: impl Fn() + Clone + Send + 'static,
     ) -> anyhow::Result<()> {
-        self.serial.start_input(deliver, quit).context("--serial")?;
+        let types = self.options.display.0 == DisplayTarget::Text;
+        if types && self.options.serial.0 != Backend::Stdio {
+            self.keyboard = Console::keyboard();
+            let started = self.keyboard.start_input(keyboard, quit.clone());
+            started.context("--display text")?;
+        }
+        self.serial.start_input(serial, quit).context("--serial")?;
         if matches!(self.options.debugcon.0, Backend::Unix(_)) {
             // Accept clients of the debug console, and drop their input.
             self.debugcon

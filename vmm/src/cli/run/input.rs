@@ -1,16 +1,18 @@
 //! The source of a run's input: a console, or the input log of an earlier run.
 
 use std::fs::File;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, bail};
+use hindsight_devices::i8042::keys::typed;
 
-use crate::cli::config::RunConfig;
+use crate::cli::config::{DisplayTarget, RunConfig};
 use crate::cli::read::read_text;
 use crate::console::Deliver;
 use crate::deterministic::input::{InputFeed, InputLog, InputQueue, LoggedMachine};
 use crate::machine::Machine;
+use crate::sync::lock;
 use crate::vcpu::run_control::Outcome;
 
 /// The largest input log that is read, in bytes.
@@ -59,7 +61,10 @@ pub(super) fn feed(
 /// Returns the function that ends the run for the user.
 ///
 /// If input is recorded, the function also records the end.
-pub(super) fn quit(machine: &Machine, queue: Option<Arc<InputQueue>>) -> impl Fn() + Send + use<> {
+pub(super) fn quit(
+    machine: &Machine,
+    queue: Option<Arc<InputQueue>>,
+) -> impl Fn() + Clone + Send + use<> {
     let board = machine.board().clone();
     move || match &queue {
         Some(queue) => queue.quit(),
@@ -67,7 +72,7 @@ pub(super) fn quit(machine: &Machine, queue: Option<Arc<InputQueue>>) -> impl Fn
     }
 }
 
-/// Returns the function that receives typed input.
+/// Returns the function that receives what is typed for the serial port.
 ///
 /// It records the input, drops it in a deterministic run without a log, or passes it to the serial
 /// port.
@@ -83,6 +88,44 @@ pub(super) fn delivery(
     }
 }
 
+/// Returns the function that receives scan codes; `None` in a deterministic run without a log, and without a
+/// keyboard.
+pub(super) fn keys(
+    config: &RunConfig,
+    machine: &Machine,
+    queue: Option<Arc<InputQueue>>,
+) -> Option<Deliver> {
+    if config.console.display.0 == DisplayTarget::None {
+        return None;
+    }
+    match queue {
+        Some(queue) => Some(Box::new(move |codes: &[u8]| queue.push_keys(codes))),
+        None if config.determinism.deterministic => None,
+        None => Some(machine.key_input()),
+    }
+}
+
+/// Returns the function that receives what is typed for the keyboard.
+pub(super) fn typing(keys: Option<Deliver>) -> Deliver {
+    let Some(keys) = keys else { return no_input() };
+    // How many codes of the first key the keyboard has taken: what it did not take is offered again.
+    let sent = Mutex::new(0);
+    Box::new(move |bytes| {
+        let mut sent = lock(&sent);
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let (len, codes) = typed(rest);
+            *sent += keys(codes.get(*sent..).unwrap_or_default());
+            if *sent < codes.len() {
+                break;
+            }
+            *sent = 0;
+            rest = rest.get(len..).unwrap_or_default();
+        }
+        bytes.len() - rest.len()
+    })
+}
+
 /// Drops typed input, with a warning: input at the host's time would make every run a different
 /// one.
 fn no_input() -> Deliver {
@@ -93,4 +136,28 @@ fn no_input() -> Deliver {
         }
         bytes.len()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn typed_keys_are_pressed_and_released_however_little_the_keyboard_takes() {
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let taken = log.clone();
+        let keys: Deliver = Box::new(move |codes: &[u8]| {
+            let one = codes.len().min(1);
+            lock(&taken).extend_from_slice(&codes[..one]);
+            one
+        });
+        let deliver = typing(Some(keys));
+        let mut rest: &[u8] = b"A\x1b[A\r";
+        for _ in 0..20 {
+            rest = &rest[deliver(rest)..];
+        }
+        assert!(rest.is_empty());
+        let codes = [0x2a, 0x1e, 0x9e, 0xaa, 0xe0, 0x48, 0xe0, 0xc8, 0x1c, 0x9c];
+        assert_eq!(*lock(&log), codes);
+    }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use hindsight_devices::clock::Ticks;
 
 use super::log::InputEvent;
+use super::queue::{Accepting, InputDevice};
 use crate::deterministic::machine::DeterministicMachine;
 use crate::vcpu::crash::CrashCause;
 use crate::vcpu::interp::run_log::LoggedEvent;
@@ -74,10 +75,11 @@ impl DeterministicMachine {
         let nanos = |ticks| Duration::from_nanos(board.time.clock.ns_from_ticks(ticks));
         let limit = due.map(|due| nanos(due.saturating_sub(now)));
         let stopped = || board.run.vcpus.is_stopped();
-        let Some(waited) = self
-            .feed
-            .wait(limit, board.buses.serial_has_capacity(), stopped)
-        else {
+        let accepting = Accepting {
+            serial: board.buses.serial_has_capacity(),
+            keyboard: board.buses.keyboard_has_capacity(),
+        };
+        let Some(waited) = self.feed.wait(limit, accepting, stopped) else {
             return due;
         };
         let nanos = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
@@ -105,16 +107,24 @@ impl DeterministicMachine {
                 }
                 Some(input) => {
                     let event = input.event.clone();
-                    if let InputEvent::Serial(bytes) = &event
-                        && self.board.buses.serial_input(bytes) != bytes.len()
-                    {
+                    let (taken, len) = match &event {
+                        InputEvent::Serial(bytes) => {
+                            (self.board.buses.serial_input(bytes), bytes.len())
+                        }
+                        InputEvent::Keys(codes) => (self.board.buses.key_input(codes), codes.len()),
+                        InputEvent::Quit => (0, 0),
+                    };
+                    if taken != len {
                         return self.refuse_input(now);
                     }
                     event
                 }
                 None => {
                     let board = self.board.clone();
-                    let accept = |bytes: &[u8]| board.buses.serial_input(bytes);
+                    let accept = |device, bytes: &[u8]| match device {
+                        InputDevice::Serial => board.buses.serial_input(bytes),
+                        InputDevice::Keyboard => board.buses.key_input(bytes),
+                    };
                     match self.feed.take_live(now, accept) {
                         Ok(None) => return true,
                         Ok(Some(event)) => event,
@@ -124,7 +134,7 @@ impl DeterministicMachine {
             };
             self.schedule.inputs += 1;
             let bytes = match &event {
-                InputEvent::Serial(bytes) => &**bytes,
+                InputEvent::Serial(bytes) | InputEvent::Keys(bytes) => &**bytes,
                 InputEvent::Quit => &[],
             };
             if let Some(first) = self.vcpus.first_mut() {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use hindsight_devices::clock::Ticks;
 
 use super::log::{InputEvent, InputLog, LoggedInput, LoggedMachine, MAGIC};
-use super::queue::InputQueue;
+use super::queue::{Accepting, InputDevice, InputQueue};
 
 /// How often a waiting machine polls for its end.
 const POLL: Duration = Duration::from_millis(50);
@@ -129,7 +129,7 @@ impl InputFeed {
     pub(crate) fn take_live(
         &mut self,
         (round, icount, ticks): (u64, u64, Ticks),
-        accept: impl FnOnce(&[u8]) -> usize,
+        accept: impl Fn(InputDevice, &[u8]) -> usize,
     ) -> io::Result<Option<InputEvent>> {
         let Some(live) = &mut self.live else {
             return Ok(None);
@@ -151,12 +151,12 @@ impl InputFeed {
 
     /// Waits in real time, while all vCPUs are halted, for live input or until `stopped`.
     ///
-    /// It waits for at most `limit`. Bytes count only if the guest `accepts_bytes`. Returns how
+    /// It waits for at most `limit`. Bytes count only for devices that are `accepting`. Returns how
     /// long it waited, or `None` without waiting if there is no live input.
     pub(crate) fn wait(
         &self,
         limit: Option<Duration>,
-        accepts_bytes: bool,
+        accepting: Accepting,
         stopped: impl Fn() -> bool,
     ) -> Option<Duration> {
         let live = self.live.as_ref().filter(|live| live.waits)?;
@@ -164,11 +164,11 @@ impl InputFeed {
         loop {
             let waited = start.elapsed();
             let left = limit.map(|limit| limit.saturating_sub(waited));
-            if left == Some(Duration::ZERO) || live.queue.is_ready(accepts_bytes) || stopped() {
+            if left == Some(Duration::ZERO) || live.queue.is_ready(accepting) || stopped() {
                 return Some(waited);
             }
             live.queue
-                .sleep(accepts_bytes, left.map_or(POLL, |left| left.min(POLL)));
+                .sleep(accepting, left.map_or(POLL, |left| left.min(POLL)));
         }
     }
 }
@@ -207,13 +207,16 @@ mod tests {
         queue.push(b"ls\r");
         let serial = |bytes: &[u8]| InputEvent::Serial(bytes.to_vec());
         let take = |feed: &mut InputFeed, at, capacity: usize| {
-            feed.take_live(at, |bytes| bytes.len().min(capacity))
+            feed.take_live(at, |_, bytes| bytes.len().min(capacity))
                 .unwrap()
         };
         assert_eq!(take(&mut feed, (1, 2, 3), 0), None, "no capacity");
         assert_eq!(take(&mut feed, (4, 5, 6), 2), Some(serial(b"ls")));
         assert_eq!(take(&mut feed, (4, 5, 6), 9), Some(serial(b"\r")));
         assert_eq!(take(&mut feed, (4, 5, 6), 9), None, "the queue is empty");
+        queue.push_keys(&[0x1e, 0x9e]);
+        let keys = InputEvent::Keys(vec![0x1e, 0x9e]);
+        assert_eq!(take(&mut feed, (4, 5, 7), 9), Some(keys));
         queue.push(b"more");
         queue.quit();
         assert_eq!(take(&mut feed, (7, 8, 9), 0), Some(InputEvent::Quit));
@@ -222,6 +225,7 @@ mod tests {
         assert_eq!(log.machine, MACHINE);
         assert_eq!(log.inputs, feed.logged);
         assert_eq!(log.inputs[0].to_string(), "4 5 6 serial 6c73");
+        assert_eq!(log.inputs[2].to_string(), "4 5 7 keys 1e9e");
     }
 
     #[test]
@@ -229,13 +233,20 @@ mod tests {
         let mut feed = InputFeed::owned(None);
         assert!(feed.send(b"abc") && !feed.send(&[0; 4096]));
         assert!(!feed.is_live());
-        assert_eq!(feed.wait(None, true, || false), None);
-        let taken = feed.take_live((1, 2, 3), <[u8]>::len).unwrap();
+        let accepting = Accepting {
+            serial: true,
+            keyboard: true,
+        };
+        assert_eq!(feed.wait(None, accepting, || false), None);
+        let taken = feed.take_live((1, 2, 3), |_, bytes| bytes.len()).unwrap();
         assert_eq!(taken, Some(InputEvent::Serial(b"abc".to_vec())));
         assert_eq!(feed.logged(0).map(|input| input.round), Some(1));
         assert!(feed.send(b"later"));
         feed.drop_queued();
-        assert_eq!(feed.take_live((4, 5, 6), <[u8]>::len).unwrap(), None);
+        assert_eq!(
+            feed.take_live((4, 5, 6), |_, bytes| bytes.len()).unwrap(),
+            None
+        );
         assert!(!InputFeed::default().send(b"nobody takes it"));
     }
 
@@ -244,7 +255,8 @@ mod tests {
         let mut feed = InputFeed::owned(None);
         for round in 1..=3 {
             assert!(feed.send(b"x"));
-            feed.take_live((round, 0, 0), <[u8]>::len).unwrap();
+            feed.take_live((round, 0, 0), |_, bytes| bytes.len())
+                .unwrap();
         }
         let rounds = |feed: &InputFeed| -> Vec<_> {
             let numbers = 0..9;
@@ -258,7 +270,8 @@ mod tests {
             feed.forget_from(count);
             assert_eq!(rounds(&feed), []);
             assert!(feed.send(b"y"));
-            feed.take_live((round, 0, 0), <[u8]>::len).unwrap();
+            feed.take_live((round, 0, 0), |_, bytes| bytes.len())
+                .unwrap();
             assert_eq!(rounds(&feed), [(count, round)]);
         }
     }
@@ -268,11 +281,17 @@ mod tests {
         let queue = Arc::new(InputQueue::default());
         let feed = InputFeed::record(queue.clone(), MACHINE, Box::new(io::sink())).unwrap();
         let short = Some(Duration::from_millis(1));
-        assert!(feed.wait(short, true, || false).is_some());
-        assert!(feed.wait(None, true, || true).is_some());
+        let accepting = |serial, keyboard| Accepting { serial, keyboard };
+        let (all, none) = (accepting(true, true), accepting(false, false));
+        assert!(feed.wait(short, all, || false).is_some());
+        assert!(feed.wait(None, all, || true).is_some());
         queue.push(b"x");
-        assert!(feed.wait(None, true, || false).is_some());
-        assert!(feed.wait(short, false, || false) >= short, "no capacity");
-        assert_eq!(InputFeed::default().wait(None, true, || false), None);
+        assert!(feed.wait(None, all, || false).is_some());
+        assert!(feed.wait(short, none, || false) >= short, "no capacity");
+        let keyboard = accepting(false, true);
+        assert!(feed.wait(short, keyboard, || false) >= short, "no key");
+        queue.push_keys(b"x");
+        assert!(feed.wait(None, keyboard, || false).is_some());
+        assert_eq!(InputFeed::default().wait(None, all, || false), None);
     }
 }

@@ -20,6 +20,8 @@ pub const ENTRY_MAX: usize = 1024;
 pub enum InputEvent {
     /// Bytes for COM1, 1 to [`ENTRY_MAX`].
     Serial(Vec<u8>),
+    /// Scan codes of set 1 for the keyboard, 1 to [`ENTRY_MAX`] bytes.
+    Keys(Vec<u8>),
     /// The user ended the run.
     Quit,
 }
@@ -40,13 +42,13 @@ pub struct LoggedInput {
 impl fmt::Display for LoggedInput {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} {} ", self.round, self.icount, self.ticks)?;
-        match &self.event {
-            InputEvent::Quit => f.write_str("quit"),
-            InputEvent::Serial(bytes) => {
-                f.write_str("serial ")?;
-                bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-            }
-        }
+        let (device, bytes) = match &self.event {
+            InputEvent::Quit => return f.write_str("quit"),
+            InputEvent::Serial(bytes) => ("serial", bytes),
+            InputEvent::Keys(codes) => ("keys", codes),
+        };
+        write!(f, "{device} ")?;
+        bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
@@ -147,7 +149,8 @@ fn parse_input(text: &str) -> Result<LoggedInput, &'static str> {
     let event = match (words.next(), words.next()) {
         (Some("quit"), None) => InputEvent::Quit,
         (Some("serial"), Some(hex)) => InputEvent::Serial(parse_hex(hex)?),
-        _ => return Err("expected `serial HEX` or `quit`"),
+        (Some("keys"), Some(hex)) => InputEvent::Keys(parse_hex(hex)?),
+        _ => return Err("expected `serial HEX`, `keys HEX` or `quit`"),
     };
     match words.next() {
         None => Ok(LoggedInput {
@@ -197,6 +200,7 @@ mod tests {
             (&*format!("{head}1 2 3 serial 0"), 2),
             (&*format!("{head}1 2 3 serial +0"), 2),
             (&*format!("{head}1 2 3 serial "), 2),
+            (&*format!("{head}1 2 3 keys"), 2),
             (&*format!("{head}1 2 3 serial 00 00"), 2),
             (&*format!("{head}1 2 3 mouse 00"), 2),
             (&*format!("{head}\n# so\n9 9 9 quit\n9 9 9 quit"), 5),

@@ -7,18 +7,38 @@ use std::time::Duration;
 use super::log::{ENTRY_MAX, InputEvent};
 use crate::sync::lock;
 
-/// Maximum number of bytes in the queue.
+/// Maximum number of bytes in the queue for each device.
 const QUEUE_MAX: usize = 4096;
+
+/// The device that input is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InputDevice {
+    /// COM1.
+    Serial,
+    /// The keyboard.
+    Keyboard,
+}
+
+/// The devices that accept at least one more byte.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Accepting {
+    pub(crate) serial: bool,
+    pub(crate) keyboard: bool,
+}
 
 #[derive(Debug, Default)]
 struct QueuedInput {
     bytes: VecDeque<u8>,
+    /// Scan codes of set 1.
+    keys: VecDeque<u8>,
     quit: bool,
 }
 
 impl QueuedInput {
-    fn is_ready(&self, accepts_bytes: bool) -> bool {
-        self.quit || accepts_bytes && !self.bytes.is_empty()
+    fn is_ready(&self, accepting: Accepting) -> bool {
+        self.quit
+            || accepting.serial && !self.bytes.is_empty()
+            || accepting.keyboard && !self.keys.is_empty()
     }
 }
 
@@ -49,9 +69,22 @@ impl InputQueue {
         fits
     }
 
-    /// Drops all bytes.
+    /// Drops all bytes and scan codes.
     pub(super) fn clear(&self) {
-        lock(&self.queued).bytes.clear();
+        let mut queued = lock(&self.queued);
+        queued.bytes.clear();
+        queued.keys.clear();
+    }
+
+    /// Queues scan codes of the keyboard, all or none. Returns how many.
+    pub fn push_keys(&self, codes: &[u8]) -> usize {
+        let mut queued = lock(&self.queued);
+        if codes.len() > QUEUE_MAX - queued.keys.len() {
+            return 0;
+        }
+        queued.keys.extend(codes);
+        self.changed.notify_all();
+        codes.len()
     }
 
     /// Ends the run.
@@ -60,31 +93,41 @@ impl InputQueue {
         self.changed.notify_all();
     }
 
-    /// Sleeps until there is input, for at most `limit`. Bytes count only if `accepts_bytes`.
-    pub(super) fn sleep(&self, accepts_bytes: bool, limit: Duration) {
+    /// Sleeps until there is input, for at most `limit`. Bytes count only for devices that are `accepting`.
+    pub(super) fn sleep(&self, accepting: Accepting, limit: Duration) {
         let queued = lock(&self.queued);
-        let empty = |queued: &mut QueuedInput| !queued.is_ready(accepts_bytes);
+        let empty = |queued: &mut QueuedInput| !queued.is_ready(accepting);
         let slept = self.changed.wait_timeout_while(queued, limit, empty);
         drop(slept.unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Takes the next input: as many bytes as `accept` takes, or the end of the run.
-    pub(super) fn take(&self, accept: impl FnOnce(&[u8]) -> usize) -> Option<InputEvent> {
+    pub(super) fn take(&self, accept: impl Fn(InputDevice, &[u8]) -> usize) -> Option<InputEvent> {
         let mut queued = lock(&self.queued);
-        let front: Vec<u8> = queued.bytes.iter().copied().take(ENTRY_MAX).collect();
-        let count = if front.is_empty() { 0 } else { accept(&front) };
-        debug_assert!(count <= front.len(), "no more than it was offered");
-        if count != 0 {
-            queued.bytes.drain(..count);
-            return Some(InputEvent::Serial(front[..count].to_vec()));
+        let take = |bytes: &mut VecDeque<u8>, device| {
+            let front: Vec<u8> = bytes.iter().copied().take(ENTRY_MAX).collect();
+            let count = if front.is_empty() {
+                0
+            } else {
+                accept(device, &front)
+            };
+            debug_assert!(count <= front.len(), "no more than it was offered");
+            bytes.drain(..count);
+            (count != 0).then(|| front[..count].to_vec())
+        };
+        if let Some(bytes) = take(&mut queued.bytes, InputDevice::Serial) {
+            return Some(InputEvent::Serial(bytes));
+        }
+        if let Some(codes) = take(&mut queued.keys, InputDevice::Keyboard) {
+            return Some(InputEvent::Keys(codes));
         }
         // The user can end the run of a guest that reads no input.
         queued.quit.then_some(InputEvent::Quit)
     }
 
-    /// Whether there is input. Bytes count only if `accepts_bytes`.
-    pub(super) fn is_ready(&self, accepts_bytes: bool) -> bool {
-        lock(&self.queued).is_ready(accepts_bytes)
+    /// Whether there is input. Bytes count only for devices that are `accepting`.
+    pub(super) fn is_ready(&self, accepting: Accepting) -> bool {
+        lock(&self.queued).is_ready(accepting)
     }
 }
 
@@ -97,5 +140,8 @@ mod tests {
         let queue = InputQueue::default();
         assert_eq!(queue.push(&[0; 2 * QUEUE_MAX]), QUEUE_MAX);
         assert_eq!(queue.push(b"x"), 0);
+        assert_eq!(queue.push_keys(&[0; 2 * QUEUE_MAX]), 0);
+        assert_eq!(queue.push_keys(&[0; QUEUE_MAX]), QUEUE_MAX);
+        assert_eq!(queue.push_keys(b"x"), 0);
     }
 }
