@@ -1,4 +1,4 @@
-//! Multiboot images, of ELF and with addresses in the header, with modules.
+//! Images of multiboot 1 and 2, of ELF and with addresses in the header, with modules.
 #![no_main]
 
 use hindsight_fuzz::check;
@@ -11,11 +11,14 @@ fuzz_target!(|image: &[u8]| {
         data,
         args: b"name=value".to_vec(),
     };
-    check(&LoadRequest {
-        image,
-        protocol: Some(Protocol::Multiboot),
-        modules: vec![module(&[1; 3]), module(&[2; 0x1001])],
-        cmdline: b"quiet".to_vec(),
-        ..LoadRequest::default()
-    });
+    for protocol in [Protocol::Multiboot, Protocol::Multiboot2] {
+        check(&LoadRequest {
+            image,
+            protocol: Some(protocol),
+            modules: vec![module(&[1; 3]), module(&[2; 0x1001])],
+            cmdline: b"quiet".to_vec(),
+            text_screen: true,
+            ..LoadRequest::default()
+        });
+    }
 });

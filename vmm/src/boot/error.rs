@@ -140,6 +140,20 @@ pub enum BootError {
     MultibootNoHeader,
     #[error("the multiboot header requires features {0:#x}, which are not supported")]
     MultibootFlags(u32),
+    #[error("the image has no multiboot 2 header in its first 32 KiB")]
+    Multiboot2NoHeader,
+    #[error("the multiboot 2 header is for architecture {0}; only i386, 0, is supported")]
+    Multiboot2Architecture(u32),
+    #[error("the multiboot 2 header requires tag {0}, which is not supported")]
+    Multiboot2Tag(u16),
+    #[error("the multiboot 2 header's tag {0} is too short")]
+    Multiboot2ShortTag(u16),
+    #[error("the multiboot 2 header requires information of type {0}, which this machine lacks")]
+    Multiboot2Information(u32),
+    #[error("the multiboot 2 header requires a screen: --display adds one")]
+    Multiboot2Display,
+    #[error("the multiboot 2 header has addresses, and no tag with the entry point")]
+    Multiboot2Entry,
     #[error("the multiboot header requires a graphics mode, and there is no display")]
     MultibootGraphics,
     #[error("the multiboot header at {at:#x} is truncated: the file ends at {file_end:#x}")]

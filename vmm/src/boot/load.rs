@@ -1,12 +1,12 @@
 //! Loads an image: chooses the protocol, places all parts, and writes them to guest memory.
 
 use hindsight_cpu::state::CpuState;
-use vm_memory::GuestMemoryMmap;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use crate::boot::elf_file::{self, Elf};
 use crate::boot::placement::{PlacedPart, Placement};
 use crate::boot::request::{EntryMode, LoadRequest, Protocol};
-use crate::boot::{BootError, bios, elf, firmware, flat, linux, multiboot, pvh};
+use crate::boot::{BootError, bios, elf, firmware, flat, linux, multiboot, multiboot2, pvh};
 use crate::memory::layout::Layout;
 
 /// An image in guest memory, ready to run.
@@ -25,11 +25,13 @@ const MODULES_MAX: usize = 256;
 
 /// Detects the protocol of `image`; `None` if its format is unknown.
 ///
-/// It checks for a multiboot header in the first 8 KiB, then for a PVH note, a Linux boot header,
+/// It checks for a multiboot header in the first 8 KiB, for one of multiboot 2 in the first 32, then for a PVH note, a Linux boot header,
 /// and ELF. [`load`] may still refuse the image.
 pub fn detect(image: &[u8]) -> Option<Protocol> {
     if multiboot::find_header(image).is_some() {
         Some(Protocol::Multiboot)
+    } else if multiboot2::find_header(image).is_some() {
+        Some(Protocol::Multiboot2)
     } else if Elf::parse(image).is_ok_and(|elf| elf.pvh_entry.is_some()) {
         Some(Protocol::Pvh)
     } else if linux::has_header(image) {
@@ -63,6 +65,14 @@ pub fn load(
         Protocol::Pvh => pvh::load(&mut placement, layout, request)?,
         Protocol::Elf => elf::load(&mut placement, layout, request)?,
         Protocol::Multiboot => multiboot::load(&mut placement, layout, request)?,
+        Protocol::Multiboot2 => {
+            let rsdp = layout.rsdp().and_then(|at| {
+                let mut rsdp = multiboot2::Rsdp::default();
+                memory.read_slice(&mut rsdp.0, GuestAddress(at)).ok()?;
+                Some(rsdp)
+            });
+            multiboot2::load(&mut placement, layout, request, rsdp)?
+        }
         Protocol::Linux => linux::load(&mut placement, layout, request)?,
         Protocol::Firmware => {
             return Ok(LoadedImage {

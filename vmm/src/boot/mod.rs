@@ -8,7 +8,7 @@
 //!   its address;
 //! - `entry`: the vCPU's state at the entry, the descriptor table and the page tables;
 //! - `bios`: the structures that a BIOS would leave in low memory;
-//! - one module for each protocol: `flat`, `elf`, `pvh`, `multiboot`, `linux`. `elf_file` reads ELF
+//! - one module for each protocol: `flat`, `elf`, `pvh`, `multiboot`, `multiboot2`, `linux`. `elf_file` reads ELF
 //!   headers, and `start_info` is the structure that ELF and PVH share;
 //! - `firmware`: an image that is entered at the reset vector instead of a kernel.
 //!
@@ -29,6 +29,7 @@ mod flat;
 mod linux;
 mod load;
 mod multiboot;
+mod multiboot2;
 mod placement;
 mod pvh;
 mod request;

@@ -18,7 +18,7 @@ use crate::memory::layout::{CONVENTIONAL_END, EXTENDED_START, Layout};
 const SEARCH: usize = 0x2000;
 const HEADER_MAGIC: u32 = 0x1bad_b002;
 const LOADER_MAGIC: u64 = 0x2bad_b002;
-const LOADER_NAME: &[u8] = b"hindsight";
+pub(super) const LOADER_NAME: &[u8] = b"hindsight";
 
 /// The header's flags. Modules are always page-aligned, and memory information is always passed.
 const PAGE_ALIGN: u32 = 1 << 0;
@@ -72,7 +72,9 @@ pub(super) fn load<'a>(
         return Err(BootError::MultibootGraphics);
     }
     let (entry, end) = if flags & ADDRESSES != 0 {
-        place_by_header(placement, request.image, at)?
+        let address = |index| field(request.image, at, index).map(u64::from);
+        let addresses = [address(3)?, address(4)?, address(5)?, address(6)?];
+        place_by_addresses(placement, request.image, at, addresses, address(7)?)?
     } else {
         let elf = Elf::parse(request.image)?;
         elf.add_segments(placement)?;
@@ -93,15 +95,15 @@ fn field(image: &[u8], at: usize, index: usize) -> Result<u32, BootError> {
     })
 }
 
-/// Places the image at the header's addresses. Returns the entry point and the end in memory.
-fn place_by_header<'a>(
+/// Places the image at the addresses that its header, at `at`, has: of the header itself, of the image, of its
+/// end, and of the end of its BSS. Returns the entry point and the end in memory.
+pub(super) fn place_by_addresses<'a>(
     placement: &mut Placement<'a>,
     image: &'a [u8],
     at: usize,
+    [header, load, load_end, bss_end]: [u64; 4],
+    entry: u64,
 ) -> Result<(u64, u64), BootError> {
-    let address = |index| field(image, at, index).map(u64::from);
-    let (header, load, load_end) = (address(3)?, address(4)?, address(5)?);
-    let (bss_end, entry) = (address(6)?, address(7)?);
     let require = |holds, contradiction, value, limit| match holds {
         true => Ok(()),
         false => Err(BootError::MultibootAddresses {
@@ -211,7 +213,7 @@ fn information<'a>(
 }
 
 /// A command line as boot loaders pass it: the file's name, then the arguments.
-fn command_line(name: &[u8], args: &[u8]) -> Vec<u8> {
+pub(super) fn command_line(name: &[u8], args: &[u8]) -> Vec<u8> {
     let parts = [name, args].into_iter().filter(|part| !part.is_empty());
     parts.collect::<Vec<_>>().join(&b' ')
 }

@@ -15,6 +15,8 @@ pub enum Protocol {
     Elf,
     /// Multiboot 1: ELF, or addresses in the multiboot header.
     Multiboot,
+    /// Multiboot 2: ELF, or addresses in a tag of the multiboot header.
+    Multiboot2,
     /// Linux bzImage: 64-bit entry, or 32-bit entry if it has no 64-bit one.
     Linux,
     /// Firmware in a flash chip that ends at 4 GiB, entered at the reset vector.
@@ -28,6 +30,7 @@ impl fmt::Display for Protocol {
             Self::Pvh => "pvh",
             Self::Elf => "elf",
             Self::Multiboot => "multiboot",
+            Self::Multiboot2 => "multiboot2",
             Self::Linux => "linux",
             Self::Firmware => "firmware",
         })

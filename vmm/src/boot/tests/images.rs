@@ -142,6 +142,25 @@ pub(super) fn multiboot_header(flags: u32, fields: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
+/// A multiboot 2 header with tags, each a type, flags and words, and an end tag.
+pub(super) fn multiboot2_header(tags: &[(u16, u16, &[u32])]) -> Vec<u8> {
+    let mut body = Vec::new();
+    for &(kind, flags, words) in tags.iter().chain(&[(0, 0, &[][..])]) {
+        let size = u32::try_from(8 + 4 * words.len()).unwrap();
+        body.extend(kind.to_le_bytes());
+        body.extend(flags.to_le_bytes());
+        body.extend(size.to_le_bytes());
+        body.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+        body.resize(body.len().next_multiple_of(8), 0);
+    }
+    let (magic, length) = (0xe852_50d6_u32, u32::try_from(16 + body.len()).unwrap());
+    let sum = 0_u32.wrapping_sub(magic).wrapping_sub(length);
+    let words = [magic, 0, length, sum];
+    let mut header: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    header.extend(body);
+    header
+}
+
 /// An image whose multiboot header, at offset 0x10, has the addresses: loaded at 0x100000, entered
 /// after the header, with a BSS of 0x1000.
 pub(super) fn multiboot_by_addresses() -> Vec<u8> {

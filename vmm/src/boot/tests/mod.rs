@@ -5,6 +5,7 @@ mod flat;
 mod images;
 mod linux;
 mod multiboot;
+mod multiboot2;
 mod properties;
 
 use hindsight_cpu::state::{CpuState, gpr, seg};

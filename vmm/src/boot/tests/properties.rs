@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
 use crate::boot::tests::images::{
-    ElfImage, Load, bzimage, multiboot_by_addresses, multiboot_header,
+    ElfImage, Load, bzimage, multiboot_by_addresses, multiboot_header, multiboot2_header,
 };
 use crate::boot::tests::*;
 
@@ -58,6 +58,8 @@ fn assert_zero(bytes: &[u8], range: std::ops::Range<u64>) {
 
 fn valid_images() -> Vec<Vec<u8>> {
     let multi = multiboot_header(3, &[]);
+    let multi2 = multiboot2_header(&[(1, 0, &[1, 6]), (6, 0, &[]), (10, 1, &[0, 9, 8, 1])]);
+    let multi2 = [&[0x90; 4][..], &multi2].concat();
     let mut two = ElfImage::pvh(true, 0x10_0000, &[0x90; 64]);
     two.loads.push(Load {
         memory_size: 0x2000,
@@ -68,6 +70,7 @@ fn valid_images() -> Vec<Vec<u8>> {
         ElfImage::new(false, 0x1_0000, &[0xf4; 32]).build(),
         ElfImage::pvh(false, 0x10_0000, &[0xf4; 32]).build(),
         ElfImage::new(false, 0x10_0000, &multi).build(),
+        ElfImage::new(false, 0x10_0000, &multi2).build(),
         multiboot_by_addresses(),
         bzimage(),
     ]
@@ -98,6 +101,7 @@ fn protocol() -> impl Strategy<Value = Option<Protocol>> {
         Protocol::Pvh,
         Protocol::Elf,
         Protocol::Multiboot,
+        Protocol::Multiboot2,
         Protocol::Linux,
     ]))
 }

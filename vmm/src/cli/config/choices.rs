@@ -22,6 +22,8 @@ pub enum ProtocolArg {
     Elf,
     /// Multiboot, version 1.
     Multiboot,
+    /// Multiboot, version 2.
+    Multiboot2,
     /// Linux's bzImage.
     Linux,
 }
@@ -35,6 +37,7 @@ impl ProtocolArg {
             Self::Pvh => Some(Protocol::Pvh),
             Self::Elf => Some(Protocol::Elf),
             Self::Multiboot => Some(Protocol::Multiboot),
+            Self::Multiboot2 => Some(Protocol::Multiboot2),
             Self::Linux => Some(Protocol::Linux),
         }
     }
