@@ -21,6 +21,7 @@ mod bios;
 mod bytes;
 mod elf;
 mod elf_file;
+mod elf_sections;
 mod entry;
 mod error;
 mod firmware;

@@ -13,7 +13,7 @@ use crate::boot::elf_file::Elf;
 use crate::boot::multiboot::{LOADER_NAME, command_line, place_by_addresses};
 use crate::boot::placement::{Fit, Placement};
 use crate::boot::request::{NamedModule, c_string};
-use crate::boot::{BootError, LoadRequest, entry};
+use crate::boot::{BootError, LoadRequest, elf_file, elf_sections, entry};
 use crate::memory::layout::{CONVENTIONAL_END, EXTENDED_START, Layout};
 
 const SEARCH: usize = 0x8000;
@@ -57,6 +57,7 @@ mod info_tag {
     pub(super) const MEMORY: u32 = 4;
     pub(super) const MEMORY_MAP: u32 = 6;
     pub(super) const FRAMEBUFFER: u32 = 8;
+    pub(super) const ELF_SECTIONS: u32 = 9;
     pub(super) const RSDP_OLD: u32 = 14;
     pub(super) const RSDP_NEW: u32 = 15;
 }
@@ -194,6 +195,7 @@ const fn is_available(kind: u32, request: &LoadRequest<'_>) -> bool {
         | info_tag::MODULE
         | info_tag::MEMORY
         | info_tag::MEMORY_MAP
+        | info_tag::ELF_SECTIONS
         | info_tag::RSDP_OLD
         | info_tag::RSDP_NEW => true,
         info_tag::FRAMEBUFFER => request.text_screen,
@@ -275,6 +277,12 @@ fn information<'a>(
     add_tag(&mut info, info_tag::MEMORY_MAP, &memory_map(layout));
     if request.text_screen {
         add_tag(&mut info, info_tag::FRAMEBUFFER, &text_screen());
+    }
+    if elf_file::is_elf(request.image) {
+        let above = image_end.max(EXTENDED_START)..placement.ram_end();
+        if let Some(sections) = elf_sections::place_symbols(placement, request.image, &above) {
+            add_tag(&mut info, info_tag::ELF_SECTIONS, &sections);
+        }
     }
     if let Some(rsdp) = rsdp {
         add_tag(&mut info, info_tag::RSDP_OLD, &rsdp.0[..RSDP_OLD_SIZE]);

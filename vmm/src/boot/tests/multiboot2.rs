@@ -139,3 +139,49 @@ fn machine_with_acpi_tables_passes_its_rsdp() {
     assert_eq!(tag(&guest, 14).unwrap().len(), 20);
     assert_eq!(tag(&guest, 15).unwrap().len(), 36);
 }
+
+/// The image with section headers: an empty one, symbols, and strings that are beyond the file.
+fn with_sections(mut file: Vec<u8>) -> Vec<u8> {
+    let symbols = u32::try_from(file.len()).unwrap();
+    file.extend(b"symbols!");
+    let headers = u32::try_from(file.len()).unwrap();
+    let section = |kind: u32, offset: u32, size: u32| {
+        let words = [0, kind, 0, 0, offset, size, 0, 0, 0, 0];
+        words
+            .iter()
+            .flat_map(|word: &u32| word.to_le_bytes())
+            .collect::<Vec<u8>>()
+    };
+    let sections = [(0, 0, 0), (2, symbols, 8), (3, symbols, u32::MAX)];
+    for (kind, offset, size) in sections {
+        file.extend(section(kind, offset, size));
+    }
+    file[0x20..0x24].copy_from_slice(&headers.to_le_bytes());
+    file[0x2e..0x34].copy_from_slice(&[40, 0, 3, 0, 2, 0]);
+    file
+}
+
+#[test]
+fn symbols_are_loaded_and_their_section_has_the_address() {
+    let file = with_sections(elf_image(&[(1, 0, &[9])]));
+    let guest = boot(&image(&file));
+    let sections = tag(&guest, 9).unwrap();
+    assert_eq!(sections[..12], [3, 0, 0, 0, 40, 0, 0, 0, 2, 0, 0, 0]);
+    let address = |index: usize| {
+        let at = 12 + 40 * index + 12;
+        u32::from_le_bytes(sections[at..at + 4].try_into().unwrap())
+    };
+    assert_eq!((address(0), address(2)), (0, 0));
+    assert_eq!(guest.bytes(address(1).into(), 8), b"symbols!");
+}
+
+#[test]
+fn malformed_sections_are_left_out() {
+    let good = with_sections(elf_image(&[]));
+    // The offset of the headers, their size and their number.
+    for (at, byte) in [(0x23, 0xff), (0x2e, 39), (0x31, 0xff)] {
+        let mut file = good.clone();
+        file[at] = byte;
+        assert_eq!(tag(&boot(&image(&file)), 9), None, "{at:#x}");
+    }
+}
