@@ -15,7 +15,7 @@ bitflags! {
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct Armed: u32 {
-        /// The LBR stack records: IA32_DEBUGCTL.LBR.
+        /// The LBR stack records: IA32_DEBUGCTL.LBR or IA32_LBR_CTL.LBREn.
         const LBR = 1 << 0;
         /// Single-step on branches: IA32_DEBUGCTL.BTF.
         const BTF = 1 << 1;

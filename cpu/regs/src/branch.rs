@@ -64,6 +64,41 @@ bitflags! {
 }
 
 bitflags! {
+    /// IA32_LBR_CTL. SDM Vol. 3B, "Last Branch Records", table "IA32_LBR_CTL".
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+    pub struct LbrCtl: u64 {
+        /// LBREn: branches are recorded.
+        const ENABLE = 1 << 0;
+        /// Records branches that end at CPL 0.
+        const OS = 1 << 1;
+        /// Records branches that end at CPL 1 to 3.
+        const USR = 1 << 2;
+        /// Call-stack mode: a return removes the record of its call.
+        const CALL_STACK = 1 << 3;
+        /// Records conditional branches.
+        const JCC = 1 << 16;
+        /// Records near relative jumps.
+        const NEAR_REL_JMP = 1 << 17;
+        /// Records near indirect jumps.
+        const NEAR_IND_JMP = 1 << 18;
+        /// Records near relative calls.
+        const NEAR_REL_CALL = 1 << 19;
+        /// Records near indirect calls.
+        const NEAR_IND_CALL = 1 << 20;
+        /// Records near returns.
+        const NEAR_RET = 1 << 21;
+        /// Records far branches, interrupts, exceptions and transactional aborts.
+        const OTHER_BRANCH = 1 << 22;
+    }
+}
+
+impl LbrCtl {
+    /// All bits that let records pass.
+    pub const PASS: Self = Self::all().difference(Self::ENABLE.union(Self::CALL_STACK));
+}
+
+bitflags! {
     /// The flags of MSR_LBR_INFO_x; bits 15:0 are CYC_CNT. SDM Vol. 3B, "LBR Stack and
     /// IA32_DEBUGCTL MSR".
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -76,6 +111,32 @@ bitflags! {
         /// The branch was mispredicted.
         const MISPRED = 1 << 63;
     }
+}
+
+/// What architectural LBR adds to the flags of IA32_LBR_x_INFO.
+///
+/// SDM Vol. 3B, "Last Branch Records", table "IA32_LBR_x_INFO".
+pub mod arch_info {
+    /// BR_TYPE, bits 59:56.
+    pub const BR_TYPE_SHIFT: u32 = 56;
+    /// The bits of BR_TYPE.
+    pub const BR_TYPE: u64 = 0xf << BR_TYPE_SHIFT;
+    /// CYC_CNT_VALID.
+    pub const CYC_CNT_VALID: u64 = 1 << 60;
+    /// BR_TYPE of a conditional branch.
+    pub const JCC: u64 = 0;
+    /// BR_TYPE of a near indirect jump.
+    pub const NEAR_IND_JMP: u64 = 1;
+    /// BR_TYPE of a near relative jump.
+    pub const NEAR_REL_JMP: u64 = 2;
+    /// BR_TYPE of a near indirect call.
+    pub const NEAR_IND_CALL: u64 = 3;
+    /// BR_TYPE of a near relative call.
+    pub const NEAR_REL_CALL: u64 = 4;
+    /// BR_TYPE of a near return.
+    pub const NEAR_RET: u64 = 5;
+    /// BR_TYPE of any other branch, interrupt or exception.
+    pub const OTHER_BRANCH: u64 = 8;
 }
 
 /// Largest CYC_CNT of MSR_LBR_INFO_x: core cycles since the previous record, saturating.
@@ -119,6 +180,8 @@ mod tests {
         assert_eq!(DebugCtl::all().bits(), 0xffc3);
         assert_eq!(DebugCtl::BTINT.bits(), 0x100);
         assert_eq!(LbrSelect::all().bits(), 0x3ff);
+        assert_eq!(LbrCtl::all().bits(), 0x7f_000f);
+        assert_eq!(LbrCtl::PASS.bits(), 0x7f_0006);
         assert_eq!(LbrInfo::all().bits(), 0xe000_0000_0000_0000);
     }
 }

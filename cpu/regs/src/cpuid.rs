@@ -134,6 +134,8 @@ impl Feature {
 pub const LEAF_TSC: u32 = 0x15;
 /// Leaf of the nominal frequencies.
 pub const LEAF_FREQUENCY: u32 = 0x16;
+/// Leaf of architectural LBR.
+pub const LEAF_LBR: u32 = 0x1c;
 /// First hypervisor leaf; EBX, ECX and EDX hold a signature.
 pub const LEAF_HYPERVISOR: u32 = 0x4000_0000;
 
@@ -187,8 +189,8 @@ mod tests {
             0x100
         );
         assert_eq!(
-            (LEAF_TSC, LEAF_FREQUENCY, LEAF_HYPERVISOR),
-            (0x15, 0x16, 0x4000_0000)
+            (LEAF_TSC, LEAF_FREQUENCY, LEAF_LBR, LEAF_HYPERVISOR),
+            (0x15, 0x16, 0x1c, 0x4000_0000)
         );
     }
 }

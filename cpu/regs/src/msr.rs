@@ -84,6 +84,8 @@ pub const IA32_DEBUGCTL: u32 = 0x1d9;
 pub const MSR_LER_FROM_LIP: u32 = 0x1dd;
 /// Target of the last branch before the last exception or interrupt.
 pub const MSR_LER_TO_LIP: u32 = 0x1de;
+/// Flags and cycles of the last branch before the last exception or interrupt, with architectural LBR.
+pub const IA32_LER_INFO: u32 = 0x1e0;
 /// C1E and other power management.
 pub const MSR_POWER_CTL: u32 = 0x1fc;
 /// Base of variable range 0; masks and bases of eight ranges alternate.
@@ -166,6 +168,16 @@ pub const IA32_L2_QOS_EXT_BW_THRTL_0: u32 = 0xd50;
 pub const IA32_XSS: u32 = 0xda0;
 /// Flags and cycles of LBR entry 0: [`crate::branch::LbrInfo`]; 31 more follow.
 pub const MSR_LBR_INFO_0: u32 = 0xdc0;
+/// Flags, type and cycles of the newest architectural LBR entry: [`crate::branch::LbrInfo`]; 31 more follow.
+pub const IA32_LBR_0_INFO: u32 = 0x1200;
+/// Enable and filter of architectural LBR: [`crate::branch::LbrCtl`].
+pub const IA32_LBR_CTL: u32 = 0x14ce;
+/// Number of architectural LBR entries.
+pub const IA32_LBR_DEPTH: u32 = 0x14cf;
+/// Source of the newest architectural LBR entry; 31 more follow.
+pub const IA32_LBR_0_FROM_IP: u32 = 0x1500;
+/// Target of the newest architectural LBR entry; 31 more follow.
+pub const IA32_LBR_0_TO_IP: u32 = 0x1600;
 /// Extended features: [`crate::cr::Efer`].
 pub const IA32_EFER: u32 = 0xc000_0080;
 /// Selectors of SYSCALL and SYSRET.

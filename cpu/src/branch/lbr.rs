@@ -1,6 +1,6 @@
 //! The LBR stack. SDM Vol. 3B, "LBR Stack" and "LBR Stack and IA32_DEBUGCTL MSR".
 
-use hindsight_regs::branch::{CYC_CNT_MAX, LBR_DEPTH, LbrInfo, LbrSelect};
+use hindsight_regs::branch::{CYC_CNT_MAX, LBR_DEPTH, LbrCtl, LbrInfo, LbrSelect};
 
 use super::record_format::RecordFormat;
 use super::{Branch, BranchClass};
@@ -19,16 +19,17 @@ pub(super) struct LbrEntry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Lbr {
     pub(super) format: RecordFormat,
-    /// Number of entries, a power of 2.
+    /// Number of entries, a power of 2; IA32_LBR_DEPTH.
     pub(super) depth: usize,
     /// The first `depth` of these exist.
     pub(super) entries: [LbrEntry; LBR_DEPTH],
     /// Index of the newest entry, below `depth`.
     pub(super) tos: usize,
+    /// MSR_LBR_SELECT, or what IA32_LBR_CTL means in its terms.
     pub(super) select: LbrSelect,
-    /// From and to of the branch recorded last, also if it was popped: LER gets it.
-    pub(super) last: (u64, u64),
-    pub(super) ler: (u64, u64),
+    /// The branch recorded last, also if it was popped, without flags in FROM: LER gets it.
+    pub(super) last: LbrEntry,
+    pub(super) ler: LbrEntry,
     /// [`Branch::at`] of the last update, from which CYC_CNT counts.
     pub(super) since: u32,
     /// Cycles lost to mispredictions since then.
@@ -61,6 +62,36 @@ const fn is_event(class: BranchClass) -> bool {
         class,
         BranchClass::Exception | BranchClass::Interrupt | BranchClass::SoftwareInterrupt
     )
+}
+
+/// The classes and levels that IA32_LBR_CTL does not record.
+pub(super) fn suppressed(control: LbrCtl) -> LbrSelect {
+    let mut select = LbrSelect::empty();
+    for (pass, suppress) in [
+        (LbrCtl::OS, LbrSelect::CPL_EQ_0),
+        (LbrCtl::USR, LbrSelect::CPL_NEQ_0),
+        (LbrCtl::JCC, LbrSelect::JCC),
+        (LbrCtl::NEAR_REL_JMP, LbrSelect::NEAR_REL_JMP),
+        (LbrCtl::NEAR_IND_JMP, LbrSelect::NEAR_IND_JMP),
+        (LbrCtl::NEAR_REL_CALL, LbrSelect::NEAR_REL_CALL),
+        (LbrCtl::NEAR_IND_CALL, LbrSelect::NEAR_IND_CALL),
+        (LbrCtl::NEAR_RET, LbrSelect::NEAR_RET),
+        (LbrCtl::OTHER_BRANCH, LbrSelect::FAR_BRANCH),
+    ] {
+        select.set(suppress, !control.contains(pass));
+    }
+    let call_stack = control.contains(LbrCtl::CALL_STACK);
+    select.set(LbrSelect::EN_CALLSTACK, call_stack);
+    select
+}
+
+/// The bit that suppresses branches that end at this privilege level.
+const fn level(cpl: u8) -> LbrSelect {
+    if cpl == 0 {
+        LbrSelect::CPL_EQ_0
+    } else {
+        LbrSelect::CPL_NEQ_0
+    }
 }
 
 /// Number of leading branches whose records in a stack of `depth` entries later plain branches of
@@ -112,8 +143,8 @@ impl Lbr {
             entries: [empty; LBR_DEPTH],
             tos: 0,
             select: LbrSelect::empty(),
-            last: (0, 0),
-            ler: (0, 0),
+            last: empty,
+            ler: empty,
             since: 0,
             lost: 0,
             in_transaction: false,
@@ -133,8 +164,11 @@ impl Lbr {
             && let Some(at) = overwritten(batch, self.depth)
         {
             let (old, new) = batch.split_at(at);
+            // An event in `new` may need the cycles of a branch in `old` for IA32_LER_INFO.
+            let needs_info =
+                self.format == RecordFormat::Architectural && classes(new) & EVENTS != 0;
             let recorded = old.iter().filter(|b| is_plain(b)).count();
-            if classes(old) & EVENTS == 0 {
+            if classes(old) & EVENTS == 0 && !needs_info {
                 self.skip(old, recorded);
                 batch = new;
             }
@@ -172,7 +206,13 @@ impl Lbr {
         self.tos = self.wrap(self.tos + recorded);
         let newest = old.iter().rposition(is_plain);
         if let Some(b) = newest.and_then(|at| old.get(at)) {
-            (self.last, self.since, self.lost) = ((b.from, b.to), b.at, 0);
+            // Of architectural LBR a later branch replaces it before an event.
+            self.last = LbrEntry {
+                from: b.from,
+                to: b.to,
+                info: 0,
+            };
+            (self.since, self.lost) = (b.at, 0);
         }
         let after = newest.map_or(0, |at| at + 1);
         for _ in old[after..].iter().filter(|b| b.mispredicted) {
@@ -188,12 +228,7 @@ impl Lbr {
         if is_event(branch.class) {
             self.ler = self.last;
         }
-        let level = if branch.to_cpl == 0 {
-            LbrSelect::CPL_EQ_0
-        } else {
-            LbrSelect::CPL_NEQ_0
-        };
-        if self.select.intersects(class.union(level)) {
+        if self.select.intersects(class.union(level(branch.to_cpl))) {
             return;
         }
         if self.select.contains(LbrSelect::EN_CALLSTACK) {
@@ -202,6 +237,14 @@ impl Lbr {
                 BranchClass::CallNext => return,
                 _ => {}
             }
+        }
+        let hidden = self.select.contains(level(branch.cpl));
+        if hidden && self.format == RecordFormat::Architectural {
+            // The source is at a level that is not recorded.
+            return self.push(&Branch {
+                from: u64::MAX,
+                ..*branch
+            });
         }
         self.push(branch);
     }
@@ -222,9 +265,17 @@ impl Lbr {
         flags.set(LbrInfo::IN_TSX, self.in_transaction);
         flags.set(LbrInfo::TSX_ABORT, branch.class == BranchClass::Abort);
         (self.since, self.lost) = (branch.at, 0);
-        self.last = (branch.from, branch.to);
         let cycles = cycles.min(CYC_CNT_MAX);
-        let (from, info) = self.format.record(branch.from, flags, cycles);
+        let (from, info) = self.format.record(branch.class, branch.from, flags, cycles);
+        let last_info = match self.format {
+            RecordFormat::Architectural => info,
+            _ => 0,
+        };
+        self.last = LbrEntry {
+            from: branch.from,
+            to: branch.to,
+            info: last_info,
+        };
         self.entries[self.tos] = LbrEntry {
             from,
             to: branch.to,

@@ -1,7 +1,8 @@
 //! Where an LBR entry has its flags.
 
-use hindsight_regs::branch::LbrInfo;
+use hindsight_regs::branch::{CYC_CNT_MAX, LbrInfo, arch_info};
 
+use super::BranchClass;
 use crate::model::LbrModel;
 use crate::state::canonical;
 
@@ -20,6 +21,26 @@ pub(super) enum RecordFormat {
     WithoutTransactions,
     /// Format 5: flags and cycles are in MSR_LBR_INFO_x.
     Info,
+    /// Format 3FH, architectural LBR: IA32_LBR_x_INFO has the type of the branch, too.
+    Architectural,
+}
+
+/// BR_TYPE of a branch of this class.
+const fn branch_type(class: BranchClass) -> u64 {
+    match class {
+        BranchClass::Conditional | BranchClass::NotTaken => arch_info::JCC,
+        BranchClass::DirectJump => arch_info::NEAR_REL_JMP,
+        BranchClass::IndirectJump => arch_info::NEAR_IND_JMP,
+        BranchClass::DirectCall | BranchClass::CallNext => arch_info::NEAR_REL_CALL,
+        BranchClass::IndirectCall => arch_info::NEAR_IND_CALL,
+        BranchClass::Return => arch_info::NEAR_RET,
+        BranchClass::Far
+        | BranchClass::Abort
+        | BranchClass::SoftwareInterrupt
+        | BranchClass::Exception
+        | BranchClass::Debug
+        | BranchClass::Interrupt => arch_info::OTHER_BRANCH,
+    }
 }
 
 impl RecordFormat {
@@ -29,7 +50,8 @@ impl RecordFormat {
             (3, _) => Self::Mispredicted,
             (4, true) => Self::Transactional,
             (4, false) => Self::WithoutTransactions,
-            _ => Self::Info,
+            (5, _) => Self::Info,
+            _ => Self::Architectural,
         }
     }
 
@@ -38,14 +60,37 @@ impl RecordFormat {
         match self {
             Self::Mispredicted => LbrInfo::MISPRED.bits(),
             Self::Transactional | Self::WithoutTransactions => LbrInfo::all().bits(),
-            Self::Address | Self::Info => 0,
+            Self::Address | Self::Info | Self::Architectural => 0,
         }
     }
 
-    /// FROM and INFO of a record of a branch at `address`.
-    pub(super) const fn record(self, address: u64, flags: LbrInfo, cycles: u64) -> (u64, u64) {
-        if let Self::Info = self {
-            return (address, flags.bits() | cycles);
+    /// The bits of INFO that exist; 0 without it.
+    pub(super) const fn info_bits(self) -> u64 {
+        match self {
+            Self::Info => LbrInfo::all().bits() | CYC_CNT_MAX,
+            Self::Architectural => {
+                LbrInfo::all().bits() | CYC_CNT_MAX | arch_info::CYC_CNT_VALID | arch_info::BR_TYPE
+            }
+            _ => 0,
+        }
+    }
+
+    /// FROM and INFO of a record of a branch of this class at `address`.
+    pub(super) const fn record(
+        self,
+        class: BranchClass,
+        address: u64,
+        flags: LbrInfo,
+        cycles: u64,
+    ) -> (u64, u64) {
+        match self {
+            Self::Info => return (address, flags.bits() | cycles),
+            Self::Architectural => {
+                let class = branch_type(class) << arch_info::BR_TYPE_SHIFT;
+                let info = flags.bits() | class | arch_info::CYC_CNT_VALID | cycles;
+                return (address, info);
+            }
+            _ => {}
         }
         let bits = self.flag_bits();
         (address & !bits | flags.bits() & bits, 0)
@@ -54,7 +99,7 @@ impl RecordFormat {
     /// Whether software can write `value` to FROM: the address in it is canonical.
     pub(super) const fn accepts(self, value: u64) -> bool {
         let flags = match self {
-            Self::Address | Self::Info => 0,
+            Self::Address | Self::Info | Self::Architectural => 0,
             Self::Mispredicted | Self::WithoutTransactions => 1,
             Self::Transactional => 3,
         };
@@ -82,7 +127,8 @@ mod tests {
 
     #[test]
     fn flags_replace_the_highest_bits_of_from() {
-        let from = |format: RecordFormat, address, flags| format.record(address, flags, 7).0;
+        const CLASS: BranchClass = BranchClass::Return;
+        let from = |format: RecordFormat, address, flags| format.record(CLASS, address, flags, 7).0;
         let none = LbrInfo::empty();
         use RecordFormat::{Mispredicted, Transactional};
         assert_eq!(from(Mispredicted, KERNEL, none), 0x7fff_ffff_8100_0000);
@@ -92,11 +138,16 @@ mod tests {
         let abort = LbrInfo::TSX_ABORT;
         assert_eq!(from(Transactional, USER, abort), USER | 1 << 61);
         assert_eq!(
-            RecordFormat::Info.record(KERNEL, ALL, 7),
+            RecordFormat::Info.record(CLASS, KERNEL, ALL, 7),
             (KERNEL, 7 << 61 | 7)
         );
-        assert_eq!(Transactional.record(USER, ALL, 7).1, 0);
-        assert_eq!(RecordFormat::Address.record(KERNEL, ALL, 7), (KERNEL, 0));
+        assert_eq!(
+            RecordFormat::Architectural.record(CLASS, KERNEL, ALL, 7),
+            (KERNEL, 0xf5 << 56 | 7)
+        );
+        assert_eq!(Transactional.record(CLASS, USER, ALL, 7).1, 0);
+        let address = RecordFormat::Address.record(CLASS, KERNEL, ALL, 7);
+        assert_eq!(address, (KERNEL, 0));
     }
 
     #[test]

@@ -1,12 +1,11 @@
 //! The MSRs of branch recording, and what follows from them.
 
-use hindsight_regs::branch::{CYC_CNT_MAX, DebugCtl, LBR_DEPTH, LbrInfo, LbrSelect};
+use hindsight_regs::branch::{DebugCtl, LBR_DEPTH, LbrCtl, LbrSelect};
 use hindsight_regs::msr as regs;
 use hindsight_regs::vector::GpFault;
 use thiserror::Error;
 
-use super::lbr::{Lbr, LbrEntry};
-use super::record_format::RecordFormat;
+use super::lbr::{Lbr, LbrEntry, suppressed};
 use super::{Branch, BtsConfig, Observe};
 use crate::facility::Facilities;
 use crate::model::{CpuModel, LbrModel, ModelDefinition};
@@ -24,12 +23,16 @@ pub struct BranchState {
     pub select: u64,
     /// MSR_LASTBRANCH_TOS.
     pub tos: u64,
+    /// IA32_LBR_CTL.
+    pub control: u64,
+    /// Number of LBR entries: IA32_LBR_DEPTH, or that of the model.
+    pub depth: u64,
     /// FROM, TO and INFO of each LBR entry.
     pub entries: [[u64; 3]; LBR_DEPTH],
-    /// From and to of the branch recorded last.
-    pub last: [u64; 2],
-    /// MSR_LER_FROM_LIP and MSR_LER_TO_LIP.
-    pub ler: [u64; 2],
+    /// From, to and IA32_LER_INFO of the branch recorded last.
+    pub last: [u64; 3],
+    /// MSR_LER_FROM_LIP, MSR_LER_TO_LIP and IA32_LER_INFO.
+    pub ler: [u64; 3],
     /// Retired instructions, modulo 2^32, at the last update of the LBR stack.
     pub since: u32,
     /// Cycles lost to mispredictions since then.
@@ -56,6 +59,8 @@ pub struct BranchUnit {
     model: &'static ModelDefinition,
     debugctl: DebugCtl,
     ds_area: u64,
+    /// IA32_LBR_CTL; what it filters is [`Lbr::select`].
+    control: LbrCtl,
     lbr: Lbr,
     frozen: bool,
 }
@@ -68,21 +73,18 @@ enum EntryField {
     Info,
 }
 
-/// The LBR entry and field of an MSR of the model's stack.
+/// The number and field of an MSR of the model's stack.
 fn entry_of(model: &LbrModel, index: u32) -> Option<(usize, EntryField)> {
     let fields = [
         (model.from, EntryField::From),
         (model.to, EntryField::To),
-        (regs::MSR_LBR_INFO_0, EntryField::Info),
+        (model.info(), EntryField::Info),
     ];
     fields.into_iter().find_map(|(first, field)| {
         let entry = usize::try_from(index.checked_sub(first)?).ok()?;
         (entry < model.depth).then_some((entry, field))
     })
 }
-
-/// The bits of MSR_LBR_INFO_x that exist.
-const INFO_BITS: u64 = LbrInfo::all().bits() | CYC_CNT_MAX;
 
 impl BranchUnit {
     /// Makes the unit of a model in its state after RESET.
@@ -92,12 +94,42 @@ impl BranchUnit {
             model: model.definition(),
             debugctl: DebugCtl::empty(),
             ds_area: 0,
+            control: LbrCtl::empty(),
             lbr: Lbr::new(
                 &model.definition().lbr,
                 facilities.contains(Facilities::RTM),
             ),
             frozen: false,
         }
+    }
+
+    const fn is_architectural(&self) -> bool {
+        self.model.lbr.is_architectural()
+    }
+
+    /// The bits of IA32_DEBUGCTL that keep what is written: not LBR with architectural LBR.
+    fn debugctl_bits(&self, value: u64) -> DebugCtl {
+        let mut debugctl = DebugCtl::from_bits_retain(value);
+        if self.is_architectural() {
+            debugctl.remove(DebugCtl::LBR);
+        }
+        debugctl
+    }
+
+    /// The index of an entry in the ring, of its number in the MSRs.
+    ///
+    /// Architectural LBR counts from the newest one.
+    const fn position(&self, number: usize) -> usize {
+        if self.is_architectural() {
+            self.lbr.wrap(self.lbr.tos + LBR_DEPTH - number)
+        } else {
+            number
+        }
+    }
+
+    /// Whether the MSR exists now: not if it is of an entry beyond IA32_LBR_DEPTH.
+    pub(crate) fn has(&self, index: u32) -> bool {
+        entry_of(&self.model.lbr, index).is_none_or(|(entry, _)| entry < self.lbr.depth)
     }
 
     /// IA32_DEBUGCTL.
@@ -117,10 +149,13 @@ impl BranchUnit {
             regs::IA32_DS_AREA => self.ds_area,
             regs::MSR_LBR_SELECT => self.lbr.select.bits(),
             regs::MSR_LASTBRANCH_TOS => self.lbr.tos as u64,
-            regs::MSR_LER_FROM_LIP => self.lbr.ler.0,
-            regs::MSR_LER_TO_LIP => self.lbr.ler.1,
+            regs::MSR_LER_FROM_LIP => self.lbr.ler.from,
+            regs::MSR_LER_TO_LIP => self.lbr.ler.to,
+            regs::IA32_LER_INFO => self.lbr.ler.info,
+            regs::IA32_LBR_CTL => self.control.bits(),
+            regs::IA32_LBR_DEPTH => self.lbr.depth as u64,
             _ => entry_of(&self.model.lbr, index).map_or(0, |(entry, field)| {
-                let entry = self.lbr.entries[entry];
+                let entry = self.lbr.entries[self.position(entry)];
                 match field {
                     EntryField::From => entry.from,
                     EntryField::To => entry.to,
@@ -138,27 +173,50 @@ impl BranchUnit {
     /// nothing changed.
     pub fn write(&mut self, index: u32, value: u64) -> Result<(), GpFault> {
         match index {
-            regs::IA32_DEBUGCTL => self.debugctl = DebugCtl::from_bits_retain(value),
+            regs::IA32_DEBUGCTL => self.debugctl = self.debugctl_bits(value),
             regs::MSR_LBR_SELECT => self.lbr.select = LbrSelect::from_bits_retain(value),
             regs::MSR_LASTBRANCH_TOS => {
                 self.lbr.tos = self.lbr.wrap(usize::try_from(value).unwrap_or(0));
             }
             regs::IA32_DS_AREA if canonical(value) => self.ds_area = value,
-            regs::MSR_LER_FROM_LIP if canonical(value) => self.lbr.ler.0 = value,
-            regs::MSR_LER_TO_LIP if canonical(value) => self.lbr.ler.1 = value,
-            _ => match entry_of(&self.model.lbr, index) {
-                Some((entry, EntryField::Info)) => {
-                    self.lbr.entries[entry].info = value & INFO_BITS;
-                }
-                Some((entry, EntryField::To)) if canonical(value) => {
-                    self.lbr.entries[entry].to = value;
-                }
-                Some((entry, EntryField::From)) if self.lbr.format.accepts(value) => {
-                    self.lbr.entries[entry].from = value;
-                }
-                _ => return Err(GpFault),
-            },
+            regs::MSR_LER_FROM_LIP if canonical(value) => self.lbr.ler.from = value,
+            regs::MSR_LER_TO_LIP if canonical(value) => self.lbr.ler.to = value,
+            regs::IA32_LER_INFO => self.lbr.ler.info = value & self.lbr.format.info_bits(),
+            regs::IA32_LBR_CTL => self.set_control(LbrCtl::from_bits_retain(value)),
+            regs::IA32_LBR_DEPTH => self.set_depth(value)?,
+            _ => return self.write_entry(index, value),
         }
+        Ok(())
+    }
+
+    fn write_entry(&mut self, index: u32, value: u64) -> Result<(), GpFault> {
+        let (number, field) = entry_of(&self.model.lbr, index).ok_or(GpFault)?;
+        let format = self.lbr.format;
+        let entry = self.position(number);
+        let entry = &mut self.lbr.entries[entry];
+        match field {
+            EntryField::Info => entry.info = value & format.info_bits(),
+            EntryField::To if canonical(value) => entry.to = value,
+            EntryField::From if format.accepts(value) => entry.from = value,
+            _ => return Err(GpFault),
+        }
+        Ok(())
+    }
+
+    fn set_control(&mut self, control: LbrCtl) {
+        self.control = control;
+        self.lbr.select = suppressed(control);
+    }
+
+    /// Sets IA32_LBR_DEPTH, which clears all entries.
+    fn set_depth(&mut self, depth: u64) -> Result<(), GpFault> {
+        let depth = usize::try_from(depth).map_err(|_| GpFault)?;
+        if !self.model.lbr.depths().contains(&depth) {
+            return Err(GpFault);
+        }
+        self.lbr.depth = depth;
+        self.lbr.tos = 0;
+        self.lbr.entries = [LbrEntry::default(); LBR_DEPTH];
         Ok(())
     }
 
@@ -190,12 +248,34 @@ impl BranchUnit {
 
     /// Whether the LBR stack records (rule LBR-03).
     pub const fn records(&self) -> bool {
-        self.debugctl.contains(DebugCtl::LBR) && !self.frozen
+        self.is_enabled() && !self.frozen
+    }
+
+    /// Whether the LBR stack is enabled: IA32_DEBUGCTL.LBR, or IA32_LBR_CTL.LBREn.
+    pub(crate) const fn is_enabled(&self) -> bool {
+        if self.is_architectural() {
+            self.control.contains(LbrCtl::ENABLE)
+        } else {
+            self.debugctl.contains(DebugCtl::LBR)
+        }
     }
 
     /// Sets IA32_DEBUGCTL without the checks of WRMSR, for system-management mode.
-    pub(crate) const fn set_debugctl(&mut self, debugctl: DebugCtl) {
-        self.debugctl = debugctl;
+    pub(crate) fn set_debugctl(&mut self, debugctl: DebugCtl) {
+        self.debugctl = self.debugctl_bits(debugctl.bits());
+    }
+
+    /// Clears IA32_LBR_CTL.LBREn. Returns whether it was set.
+    pub(crate) fn disable_architectural(&mut self) -> bool {
+        let enabled = self.control.contains(LbrCtl::ENABLE);
+        self.control.remove(LbrCtl::ENABLE);
+        enabled
+    }
+
+    /// Restores the value of IA32_LBR_CTL.LBREn.
+    pub(crate) fn enable_architectural(&mut self, on: bool) {
+        self.control
+            .set(LbrCtl::ENABLE, on && self.is_architectural());
     }
 
     /// Returns what an engine must report to this unit, and what it must do itself.
@@ -213,7 +293,7 @@ impl BranchUnit {
             bts: stores.then_some(bts),
             step_on_branch: ctl.contains(DebugCtl::BTF),
             debugs_transactions: ctl.contains(DebugCtl::RTM),
-            debug_exceptions: ctl.intersects(DebugCtl::LBR.union(DebugCtl::BTF)),
+            debug_exceptions: self.is_enabled() || ctl.contains(DebugCtl::BTF),
             newest: if self.records() && !self.sends_btm() {
                 self.lbr.newest()
             } else {
@@ -246,6 +326,7 @@ impl BranchUnit {
 
     /// Clears LBR and BTF, before a #DB is delivered (rule DCTL-06).
     pub fn debug_exception(&mut self) {
+        self.disable_architectural();
         self.debugctl.remove(DebugCtl::LBR | DebugCtl::BTF);
     }
 
@@ -265,9 +346,12 @@ impl BranchUnit {
         self.frozen = frozen;
     }
 
-    /// Applies INIT (rules DCTL-11, RST-06, RST-07): IA32_DEBUGCTL is cleared, all else stays.
-    pub const fn init(&mut self) {
+    /// Applies INIT (rules DCTL-11, RST-06, RST-07, GEN-32).
+    ///
+    /// IA32_DEBUGCTL and IA32_LBR_CTL.LBREn are cleared, all else stays.
+    pub fn init(&mut self) {
         self.debugctl = DebugCtl::empty();
+        self.disable_architectural();
     }
 
     /// The state as plain data.
@@ -276,11 +360,16 @@ impl BranchUnit {
         BranchState {
             debugctl: self.debugctl.bits(),
             ds_area: self.ds_area,
-            select: lbr.select.bits(),
+            select: match self.is_architectural() {
+                true => 0,
+                false => lbr.select.bits(),
+            },
             tos: lbr.tos as u64,
+            control: self.control.bits(),
+            depth: lbr.depth as u64,
             entries: lbr.entries.map(|e| [e.from, e.to, e.info]),
-            last: [lbr.last.0, lbr.last.1],
-            ler: [lbr.ler.0, lbr.ler.1],
+            last: [lbr.last.from, lbr.last.to, lbr.last.info],
+            ler: [lbr.ler.from, lbr.ler.to, lbr.ler.info],
             since: lbr.since,
             lost: lbr.lost,
             frozen: self.frozen,
@@ -293,68 +382,82 @@ impl BranchUnit {
     ///
     /// Rejects values that no write could have left; the unit is then unchanged.
     pub fn restore(&mut self, state: &BranchState) -> Result<(), BranchStateError> {
-        let check = |register, value, possible| {
-            if possible {
-                Ok(())
-            } else {
-                Err(BranchStateError { register, value })
-            }
-        };
         let limit = self.model.writable_bits(regs::IA32_DEBUGCTL);
         let ctl = self.facilities.debugctl_mask() & limit.unwrap_or(u64::MAX);
+        let ctl = self.debugctl_bits(ctl).bits();
         check("IA32_DEBUGCTL", state.debugctl, state.debugctl & !ctl == 0)?;
-        let limit = match self.model.lbr.select {
+        let select = match self.model.lbr.select {
             true => self.model.writable_bits(regs::MSR_LBR_SELECT),
             false => Some(0),
         };
-        let select = LbrSelect::all().bits() & limit.unwrap_or(u64::MAX);
+        let select = LbrSelect::all().bits() & select.unwrap_or(u64::MAX);
         check("MSR_LBR_SELECT", state.select, state.select & !select == 0)?;
-        let tos = usize::try_from(state.tos).unwrap_or(LBR_DEPTH);
-        check("MSR_LASTBRANCH_TOS", state.tos, tos < self.lbr.depth)?;
-        check("IA32_DS_AREA", state.ds_area, canonical(state.ds_area))?;
-        let info_bits = match self.lbr.format {
-            RecordFormat::Info => INFO_BITS,
-            _ => 0,
+        let control = match self.is_architectural() {
+            true => LbrCtl::all().bits(),
+            false => 0,
         };
-        for (n, [from, to, info]) in state.entries.into_iter().enumerate() {
-            let exists = n < self.lbr.depth;
-            let possible = self.lbr.format.accepts_saved(from);
-            check(
-                "MSR_LASTBRANCH_FROM_IP",
-                from,
-                from == 0 || exists && possible,
-            )?;
-            check(
-                "MSR_LASTBRANCH_TO_IP",
-                to,
-                to == 0 || exists && canonical(to),
-            )?;
-            check(
-                "MSR_LBR_INFO",
-                info,
-                info & !info_bits == 0 && (exists || info == 0),
-            )?;
-        }
-        for address in state.last.into_iter().chain(state.ler) {
-            check("last exception record", address, canonical(address))?;
-        }
+        check("IA32_LBR_CTL", state.control, state.control & !control == 0)?;
+        let depth = usize::try_from(state.depth).unwrap_or(0);
+        let possible = self.model.lbr.depths().contains(&depth);
+        check("IA32_LBR_DEPTH", state.depth, possible)?;
+        let tos = usize::try_from(state.tos).unwrap_or(LBR_DEPTH);
+        check("MSR_LASTBRANCH_TOS", state.tos, tos < depth)?;
+        check("IA32_DS_AREA", state.ds_area, canonical(state.ds_area))?;
+        self.check_entries(state, depth)?;
         self.debugctl = DebugCtl::from_bits_retain(state.debugctl);
         self.ds_area = state.ds_area;
+        self.control = LbrCtl::from_bits_retain(state.control);
         self.frozen = state.frozen;
+        let entry = |[from, to, info]: [u64; 3]| LbrEntry { from, to, info };
         self.lbr = Lbr {
-            entries: state
-                .entries
-                .map(|[from, to, info]| LbrEntry { from, to, info }),
+            entries: state.entries.map(entry),
+            depth,
             tos,
-            select: LbrSelect::from_bits_retain(state.select),
-            last: (state.last[0], state.last[1]),
-            ler: (state.ler[0], state.ler[1]),
+            select: match self.is_architectural() {
+                true => suppressed(self.control),
+                false => LbrSelect::from_bits_retain(state.select),
+            },
+            last: entry(state.last),
+            ler: entry(state.ler),
             since: state.since,
             lost: state.lost,
             in_transaction: false,
             ..self.lbr
         };
         Ok(())
+    }
+
+    /// Checks the saved records of a stack with `depth` entries.
+    fn check_entries(&self, state: &BranchState, depth: usize) -> Result<(), BranchStateError> {
+        let format = self.lbr.format;
+        for (n, [from, to, info]) in state.entries.into_iter().enumerate() {
+            let exists = n < depth;
+            let possible = exists && format.accepts_saved(from);
+            check("MSR_LASTBRANCH_FROM_IP", from, from == 0 || possible)?;
+            let possible = exists && canonical(to);
+            check("MSR_LASTBRANCH_TO_IP", to, to == 0 || possible)?;
+            let possible = exists && info & !format.info_bits() == 0;
+            check("MSR_LBR_INFO", info, info == 0 || possible)?;
+        }
+        let ler_info = match self.is_architectural() {
+            true => format.info_bits(),
+            false => 0,
+        };
+        for [from, to, info] in [state.last, state.ler] {
+            check("last exception record", from, canonical(from))?;
+            check("last exception record", to, canonical(to))?;
+            check("IA32_LER_INFO", info, info & !ler_info == 0)?;
+        }
+        Ok(())
+    }
+}
+
+/// The error for a saved value that is not possible.
+const fn check(register: &'static str, value: u64, possible: bool) -> Result<(), BranchStateError> {
+    if possible {
+        Ok(())
+    } else {
+        Err(BranchStateError { register, value })
     }
 }
 

@@ -1,6 +1,6 @@
 //! The rows of the CPUID table.
 
-use hindsight_regs::cpuid::{Feature, LEAF_FREQUENCY, LEAF_HYPERVISOR, LEAF_TSC};
+use hindsight_regs::cpuid::{Feature, LEAF_FREQUENCY, LEAF_HYPERVISOR, LEAF_LBR, LEAF_TSC};
 use hindsight_regs::rdt;
 
 use super::{
@@ -147,6 +147,13 @@ impl<F: Fn(u32, u32) -> CpuidRegs> CpuidBuilder<'_, F> {
         self.push(LEAF_TSC, [denominator, numerator, CRYSTAL_HZ, 0]);
         let mhz = u32::try_from((self.config.tsc_hz + 500_000) / 1_000_000).unwrap_or(u32::MAX);
         self.push(LEAF_FREQUENCY, [mhz, mhz, 100, 0]);
+        if self.has_architectural_lbr() {
+            self.push(LEAF_LBR, self.model.lbr.leaf_1c());
+        }
+    }
+
+    fn has_architectural_lbr(&self) -> bool {
+        self.has(Facilities::LBR) && self.model.lbr.is_architectural()
     }
 
     fn leaf_1(&self) -> CpuidRegs {
@@ -208,6 +215,9 @@ impl<F: Fn(u32, u32) -> CpuidRegs> CpuidBuilder<'_, F> {
             ecx &= !Feature::RDPID.mask();
         }
         let mut edx = self.offered(host[3], FeatureWord::Leaf7Edx, !EDX7_CONTROLS);
+        if self.has_architectural_lbr() {
+            edx |= Feature::ARCH_LBR.mask();
+        }
         if edx & EDX7_SPEC_CTRL != EDX7_SPEC_CTRL {
             // IA32_SPEC_CTRL has all of its bits, or does not exist.
             edx &= !EDX7_SPEC_CTRL;

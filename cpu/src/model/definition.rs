@@ -1,6 +1,7 @@
 //! What a processor model is.
 
 use hindsight_regs::capabilities::perf;
+use hindsight_regs::msr as regs;
 use hindsight_regs::pmu::{
     EventSelect, FIXED_COUNTERS_MAX, FixedControl, GP_COUNTERS, GP_COUNTERS_MAX, global,
 };
@@ -26,6 +27,50 @@ pub struct LbrModel {
     pub call_stack: bool,
     /// Records say whether the branch was in a transaction, or its abort.
     pub tsx_flags: bool,
+}
+
+impl LbrModel {
+    /// The format of architectural LBR, in which CPUID.1CH says what the stack is.
+    pub const ARCHITECTURAL: u8 = 0x3f;
+
+    /// Whether the stack is that of architectural LBR. SDM Vol. 3B, "Last Branch Records".
+    pub const fn is_architectural(&self) -> bool {
+        self.format == Self::ARCHITECTURAL
+    }
+
+    /// The MSR of the flags of entry 0, in the formats that have it.
+    pub const fn info(&self) -> u32 {
+        if self.is_architectural() {
+            regs::IA32_LBR_0_INFO
+        } else {
+            regs::MSR_LBR_INFO_0
+        }
+    }
+
+    /// The numbers of entries that the stack can have.
+    pub(crate) const fn depths(&self) -> &[usize] {
+        if self.is_architectural() {
+            &[8, 16, 32]
+        } else {
+            std::slice::from_ref(&self.depth)
+        }
+    }
+
+    /// CPUID leaf 1CH.
+    pub(crate) fn leaf_1c(&self) -> [u32; 4] {
+        /// The stack does not lose its records in C-states: bit 30 is clear.
+        const LINEAR_ADDRESSES: u32 = 1 << 31;
+        /// Filters of privilege level and of branch type, and call-stack mode.
+        const FILTERS: u32 = 0b111;
+        /// MISPRED, CYC_CNT and BR_TYPE.
+        const INFO: u32 = 0b111;
+        if !self.is_architectural() {
+            return [0; 4];
+        }
+        let depths = self.depths().iter();
+        let depths = depths.fold(0, |bits, depth| bits | 1 << (depth / 8 - 1));
+        [LINEAR_ADDRESSES | depths, FILTERS, INFO, 0]
+    }
 }
 
 /// PEBS of a model. SDM Vol. 3B, "Processor Event Based Sampling (PEBS)".

@@ -186,7 +186,7 @@ impl ModelDefinition {
             events: events(&file.event)?,
             absent_msrs: Vec::new(),
             writable: Vec::new(),
-            max_leaf: limited("max-leaf", file.max_leaf, 0xa..=0x16, "0xa to 0x16")?,
+            max_leaf: limited("max-leaf", file.max_leaf, 0xa..=0x1c, "0xa to 0x1c")?,
             bus_hz: limited(
                 "bus-hz",
                 file.bus_hz,
@@ -269,9 +269,17 @@ impl ModelDefinition {
             self.add_absent(from, present..last);
             self.add_absent(to, present..last);
         }
+        let entries = u32::try_from(LBR_DEPTH).unwrap_or(0);
         if lbr.format != 5 {
-            let entries = u32::try_from(LBR_DEPTH).unwrap_or(0);
             self.add_absent(regs::MSR_LBR_INFO_0, 0..entries);
+        }
+        if lbr.is_architectural() {
+            self.add_absent(regs::MSR_LASTBRANCH_TOS, 0..1);
+        } else {
+            self.add_absent(regs::IA32_LBR_0_INFO, 0..entries);
+            self.add_absent(regs::IA32_LER_INFO, 0..1);
+            self.add_absent(regs::IA32_LBR_CTL, 0..1);
+            self.add_absent(regs::IA32_LBR_DEPTH, 0..1);
         }
         if lbr.depth != LBR_DEPTH {
             let mask = lbr.depth as u64 - 1;
@@ -386,18 +394,22 @@ impl ModelDefinition {
         vec![
             (
                 self.lbr.tsx_flags != (self.lbr.format >= 4),
-                "tsx-flags go with LBR formats 4 and 5",
+                "tsx-flags go with LBR formats 4, 5 and 63",
             ),
             (
-                (self.lbr.format == 5) != (self.lbr.depth == 32),
-                "LBR format 5 and 32 entries go together",
+                (self.lbr.format >= 5) != (self.lbr.depth == 32),
+                "LBR formats 5 and 63 and 32 entries go together",
+            ),
+            (
+                self.lbr.is_architectural() && (self.max_leaf < 0x1c || self.lbr.select),
+                "LBR format 63 needs leaf 0x1c, and has no MSR_LBR_SELECT",
             ),
             (
                 (self.lbr.format == 2) != (self.lbr.depth == 4),
                 "LBR format 2 and 4 entries go together",
             ),
             (
-                self.lbr.call_stack && !self.lbr.select,
+                self.lbr.call_stack && !self.lbr.select && !self.lbr.is_architectural(),
                 "call-stack mode needs MSR_LBR_SELECT",
             ),
             (
@@ -536,10 +548,14 @@ const LBR_STACKS: &[(u32, u32, u32)] = &[
         regs::MSR_LASTBRANCH_0_FROM_IP,
         regs::MSR_LASTBRANCH_0_TO_IP,
     ),
+    (32, regs::IA32_LBR_0_FROM_IP, regs::IA32_LBR_0_TO_IP),
 ];
 
 fn lbr(file: &LbrFile) -> Result<LbrModel, ModelError> {
-    let format = limited("lbr.format", file.format, 2..=5, "2 to 5")?;
+    let format = match file.format {
+        LbrModel::ARCHITECTURAL => file.format,
+        format => limited("lbr.format", format, 2..=5, "2 to 5 or 63")?,
+    };
     if !matches!(file.depth, 4 | 16 | 32) {
         return Err(ModelError::Value {
             key: "lbr.depth",
@@ -547,7 +563,12 @@ fn lbr(file: &LbrFile) -> Result<LbrModel, ModelError> {
             expected: "4, 16 or 32",
         });
     }
-    let (_, from, to) = LBR_STACKS[usize::from(file.depth > 4)];
+    let stack = match (format, file.depth) {
+        (LbrModel::ARCHITECTURAL, _) => 2,
+        (_, 4) => 0,
+        _ => 1,
+    };
+    let (_, from, to) = LBR_STACKS[stack];
     Ok(LbrModel {
         format,
         depth: file.depth,

@@ -57,6 +57,8 @@ pub enum CpuModel {
     Core2,
     /// Third-generation Xeon Scalable, family 6 model 6AH.
     IcelakeServer,
+    /// Fourth-generation Xeon Scalable, family 6 model 8FH.
+    SapphireRapids,
 }
 
 /// A model, its name on the command line, and its file.
@@ -67,6 +69,11 @@ const MODELS: &[ModelRow] = {
     const SKYLAKE_SERVER: &str = include_str!("../../models/skylake-server.toml");
     &[
         (CpuModel::SkylakeServer, "skylake-server", SKYLAKE_SERVER),
+        (
+            CpuModel::SapphireRapids,
+            "sapphirerapids",
+            include_str!("../../models/sapphirerapids.toml"),
+        ),
         (
             CpuModel::IcelakeServer,
             "icelake-server",

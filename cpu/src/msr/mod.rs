@@ -213,6 +213,7 @@ impl Msrs {
         }
         match spec.owner {
             Owner::Tsc => RdmsrOutcome::Value(self.read_tsc(index, now)),
+            Owner::Branch if !self.branch.has(index) => RdmsrOutcome::Fault,
             Owner::Branch => RdmsrOutcome::Value(self.branch.read(index)),
             Owner::Pmu => RdmsrOutcome::Value(self.pmu.read(index)),
             Owner::Rdt => RdmsrOutcome::Value(self.rdt.read(index)),
@@ -270,6 +271,7 @@ impl Msrs {
         let mut effect = MsrEffect::NONE;
         match spec.owner {
             Owner::Tsc => effect.tsc_moved = self.write_tsc(index, value, now),
+            Owner::Branch if !self.branch.has(index) => return Err(GpFault),
             Owner::Branch => self.branch.write(index, value)?,
             Owner::Pmu => {
                 self.pmu.write(index, value);
@@ -292,6 +294,7 @@ impl Msrs {
     /// The facilities that the MSRs arm. For those of DR7 see [`Armed::from_dr7`].
     pub fn armed(&self) -> Armed {
         let mut armed = Armed::from_debugctl(self.branch.debugctl());
+        armed.set(Armed::LBR, self.branch.is_enabled());
         armed.set(Armed::PMU, self.pmu.is_set_up());
         armed.set(Armed::PEBS, self.pmu.takes_records());
         armed.set(Armed::RDT, self.rdt.is_armed());

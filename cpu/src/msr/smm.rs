@@ -17,6 +17,8 @@ pub struct SmmSuspended {
     pub debugctl: u64,
     /// IA32_PERF_GLOBAL_CTRL, if the SMI cleared it.
     pub global_control: Option<u64>,
+    /// IA32_LBR_CTL.LBREn.
+    pub lbr_enabled: bool,
 }
 
 impl Msrs {
@@ -39,6 +41,7 @@ impl Msrs {
         let mut suspended = SmmSuspended {
             debugctl: debugctl.bits(),
             global_control: None,
+            lbr_enabled: self.branch.disable_architectural(),
         };
         if debugctl.contains(DebugCtl::FREEZE_WHILE_SMM) {
             let record_flags = DebugCtl::LBR | DebugCtl::BTF | DebugCtl::TR | DebugCtl::BTS;
@@ -59,6 +62,7 @@ impl Msrs {
         };
         let debugctl = DebugCtl::from_bits_retain(suspended.debugctl);
         self.branch.set_debugctl(debugctl);
+        self.branch.enable_architectural(suspended.lbr_enabled);
         if let Some(value) = suspended.global_control {
             self.pmu.write(regs::IA32_PERF_GLOBAL_CTRL, value);
         }
@@ -84,5 +88,37 @@ impl Msrs {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hindsight_regs::branch::LbrCtl;
+
+    use super::*;
+    use crate::model::CpuModel;
+    use crate::msr::{MsrConfig, Now};
+
+    /// Rule GEN-32.
+    #[test]
+    fn smi_suspends_architectural_lbr_and_rsm_resumes_it() {
+        let model = CpuModel::SapphireRapids;
+        let facilities = model.definition().facilities.union(Facilities::SMM);
+        let config = MsrConfig {
+            model,
+            ..MsrConfig::new(facilities, 2_500_000_000)
+        };
+        for control in [LbrCtl::all(), LbrCtl::PASS] {
+            let mut msrs = Msrs::new(config);
+            let _ = msrs.write(regs::IA32_LBR_CTL, control.bits(), Now { ticks: 0 });
+            msrs.enter_smm();
+            assert!(!msrs.branch().records());
+            let suspended = control - LbrCtl::ENABLE;
+            assert_eq!(msrs.branch().read(regs::IA32_LBR_CTL), suspended.bits());
+            let mut other = Msrs::new(config);
+            other.restore(&msrs.save()).unwrap();
+            other.leave_smm();
+            assert_eq!(other.branch().read(regs::IA32_LBR_CTL), control.bits());
+        }
     }
 }

@@ -87,7 +87,7 @@ const PAYLOADS: &[(FacilityGroup, &[&str])] = &[
 ///
 /// `demo` and `workload` assert nothing, and `hello` asserts nothing about a facility. `arming`
 /// repeats what other payloads assert. `choices` and `debugger` run with options of their own, and
-/// `generations` and `icelake` with processor models that only the interpreter has.
+/// `generations`, `icelake` and `sapphirerapids` with processor models that only the interpreter has.
 #[cfg(test)]
 const UNGROUPED: &[&str] = &[
     "arming",
@@ -97,6 +97,7 @@ const UNGROUPED: &[&str] = &[
     "generations",
     "hello",
     "icelake",
+    "sapphirerapids",
     "workload",
 ];
 

@@ -14,7 +14,7 @@ use thiserror::Error;
 use super::{DevicesError, DevicesState, Pages, PmuTotalsState, RunLogState, Schedule};
 
 /// The version of the [`Snapshot`] format. A snapshot of another version is refused.
-pub const SNAPSHOT_VERSION: u32 = 7;
+pub const SNAPSHOT_VERSION: u32 = 8;
 
 /// The configuration of a machine: a snapshot fits only machines of the same shape.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

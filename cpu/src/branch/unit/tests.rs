@@ -1,6 +1,7 @@
 use super::*;
 use crate::branch::BranchClass;
 use crate::model::CpuModel;
+use hindsight_regs::branch::{LbrInfo, arch_info};
 use proptest::prelude::*;
 
 fn unit() -> BranchUnit {
@@ -233,4 +234,149 @@ proptest! {
         }
         prop_assert_eq!(whole, parts);
     }
+}
+
+/// Architectural LBR with this value of IA32_LBR_CTL.
+fn architectural(control: LbrCtl) -> BranchUnit {
+    let mut unit = BranchUnit::new(Facilities::all(), CpuModel::SapphireRapids);
+    unit.write(regs::IA32_LBR_CTL, control.bits()).unwrap();
+    unit
+}
+
+fn sources(unit: &BranchUnit) -> Vec<u64> {
+    let numbers = (0..32).take_while(|n| unit.has(regs::IA32_LBR_0_FROM_IP + n));
+    numbers
+        .map(|n| unit.read(regs::IA32_LBR_0_FROM_IP + n))
+        .collect()
+}
+
+/// Rules GEN-28 and GEN-29.
+#[test]
+fn architectural_entry_0_is_the_newest_and_depth_limits_them() {
+    for depth in [8, 16, 32] {
+        let mut unit = architectural(LbrCtl::PASS | LbrCtl::ENABLE);
+        unit.record(&jumps(1..2));
+        unit.write(regs::IA32_LBR_DEPTH, depth).unwrap();
+        assert!(sources(&unit).into_iter().eq((0..depth).map(|_| 0)));
+        // One by one, and in a batch that overwrites the stack.
+        unit.record(&jumps(1..3));
+        assert_eq!(sources(&unit)[..3], [0x1002, 0x1001, 0]);
+        unit.record(&jumps(3..100));
+        let expected = (0..depth).map(|age| 0x1000 + 99 - age);
+        assert!(sources(&unit).into_iter().eq(expected));
+        let info = (10 << 56 | arch_info::CYC_CNT_VALID) & !(8 << 56) | 1;
+        assert_eq!(unit.read(regs::IA32_LBR_0_INFO), info);
+        let saved = unit.save();
+        let mut other = architectural(LbrCtl::empty());
+        other.restore(&saved).unwrap();
+        assert_eq!((other.save(), sources(&other)), (saved, sources(&unit)));
+    }
+    let mut unit = architectural(LbrCtl::empty());
+    for depth in [0, 4, 24, 33, 64, 1 << 40] {
+        assert_eq!(unit.write(regs::IA32_LBR_DEPTH, depth), Err(GpFault));
+    }
+    assert_eq!(unit.read(regs::IA32_LBR_DEPTH), 32);
+}
+
+/// Rule GEN-30.
+#[test]
+fn architectural_filter_records_only_what_it_selects() {
+    use BranchClass as C;
+    let classes = [
+        (C::Conditional, LbrCtl::JCC, 0),
+        (C::DirectJump, LbrCtl::NEAR_REL_JMP, 2),
+        (C::IndirectJump, LbrCtl::NEAR_IND_JMP, 1),
+        (C::DirectCall, LbrCtl::NEAR_REL_CALL, 4),
+        (C::IndirectCall, LbrCtl::NEAR_IND_CALL, 3),
+        (C::Return, LbrCtl::NEAR_RET, 5),
+        (C::Far, LbrCtl::OTHER_BRANCH, 8),
+        (C::Exception, LbrCtl::OTHER_BRANCH, 8),
+    ];
+    for (_, bit, _) in classes {
+        let mut unit = architectural(LbrCtl::ENABLE | LbrCtl::OS | bit);
+        for (class, own, kind) in classes {
+            unit.write(regs::IA32_LBR_DEPTH, 8).unwrap();
+            unit.record(&[branch(class, 1)]);
+            let expected = if own == bit { 0x1001 } else { 0 };
+            assert_eq!(sources(&unit)[0], expected, "{class:?} with {bit:?}");
+            if own == bit {
+                let info = unit.read(regs::IA32_LBR_0_INFO);
+                assert_eq!(info >> 56, 1 << 4 | kind, "{class:?}");
+            }
+        }
+    }
+}
+
+/// Rule GEN-31.
+#[test]
+fn source_at_a_level_that_is_not_recorded_is_hidden() {
+    let all = LbrCtl::PASS | LbrCtl::ENABLE;
+    let syscall = Branch {
+        cpl: 3,
+        ..branch(BranchClass::Far, 1)
+    };
+    let sysret = Branch {
+        to_cpl: 3,
+        ..branch(BranchClass::Far, 2)
+    };
+    for (control, expected) in [
+        (all, [0x1002, 0x1001]),
+        (all - LbrCtl::OS, [u64::MAX, 0]),
+        (all - LbrCtl::USR, [u64::MAX, 0]),
+        (all - LbrCtl::USR - LbrCtl::OS, [0, 0]),
+    ] {
+        let mut unit = architectural(control);
+        unit.record(&[syscall, sysret]);
+        assert_eq!(sources(&unit)[..2], expected, "{control:?}");
+        let saved = unit.save();
+        assert!(architectural(all).restore(&saved).is_ok());
+    }
+}
+
+/// Rule GEN-30.
+#[test]
+fn architectural_call_stack_moves_entries_up_at_a_return() {
+    use BranchClass as C;
+    let calls = LbrCtl::NEAR_REL_CALL | LbrCtl::NEAR_IND_CALL | LbrCtl::NEAR_RET;
+    let mut unit = architectural(LbrCtl::ENABLE | LbrCtl::OS | LbrCtl::CALL_STACK | calls);
+    unit.write(regs::IA32_LBR_DEPTH, 8).unwrap();
+    let nine: Vec<_> = (1..10).map(|n| branch(C::DirectCall, n)).collect();
+    unit.record(&nine);
+    unit.record(&[branch(C::CallNext, 10), branch(C::Return, 11)]);
+    let expected = [0x1008, 0x1007, 0x1006, 0x1005, 0x1004, 0x1003, 0x1002, 0];
+    assert_eq!(sources(&unit), expected);
+}
+
+/// Rule GEN-32.
+#[test]
+fn architectural_lbr_ignores_debugctl_and_stops_at_events() {
+    let mut unit = architectural(LbrCtl::PASS);
+    let both = DebugCtl::LBR | DebugCtl::BTF;
+    unit.write(regs::IA32_DEBUGCTL, both.bits()).unwrap();
+    assert_eq!(unit.read(regs::IA32_DEBUGCTL), DebugCtl::BTF.bits());
+    assert!(!unit.records() && !unit.observe().branches);
+    for stop in [BranchUnit::debug_exception, BranchUnit::init] {
+        unit.write(regs::IA32_LBR_CTL, LbrCtl::all().bits())
+            .unwrap();
+        assert!(unit.records() && unit.observe().debug_exceptions);
+        stop(&mut unit);
+        let left = LbrCtl::all() - LbrCtl::ENABLE;
+        assert_eq!(unit.read(regs::IA32_LBR_CTL), left.bits());
+        assert!(!unit.records());
+    }
+}
+
+/// Rule GEN-33.
+#[test]
+fn last_event_record_has_the_flags_of_its_branch() {
+    let mut unit = architectural(LbrCtl::PASS | LbrCtl::ENABLE);
+    // The batch is longer than the stack, and the event is behind what the fast path skips.
+    let mut batch = jumps(1..60);
+    batch.insert(20, branch(BranchClass::Exception, 90));
+    batch.insert(27, branch(BranchClass::Interrupt, 91));
+    unit.record(&batch);
+    let ler = [regs::MSR_LER_FROM_LIP, regs::MSR_LER_TO_LIP].map(|index| unit.read(index));
+    assert_eq!(ler, [0x101a, 0x201a]);
+    let info = 2 << 56 | arch_info::CYC_CNT_VALID | 1;
+    assert_eq!(unit.read(regs::IA32_LER_INFO), info);
 }

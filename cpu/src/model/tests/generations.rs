@@ -1,6 +1,6 @@
 //! What the processors of each generation have, through their CPUID and MSRs.
 
-use hindsight_regs::branch::DebugCtl;
+use hindsight_regs::branch::{DebugCtl, LbrCtl};
 use hindsight_regs::cpuid::Feature;
 use hindsight_regs::msr as regs;
 use hindsight_regs::pmu::{EventSelect, FixedControl};
@@ -41,6 +41,7 @@ fn writes(msrs: &mut Msrs, index: u32, value: u64) -> bool {
 
 /// Model, IA32_PERF_CAPABILITIES, CPUID.0AH:EAX and entries of the LBR stack.
 const ROWS: &[(CpuModel, u64, u32, u32)] = &[
+    (CpuModel::SapphireRapids, 0xf4ff, 0x0830_0805, 32),
     (CpuModel::IcelakeServer, 0xf4c5, 0x0830_0805, 32),
     (CpuModel::SkylakeServer, 0x33c5, 0x0730_0404, 32),
     (CpuModel::CascadeLake, 0x33c5, 0x0730_0404, 32),
@@ -75,30 +76,48 @@ fn registers_of_later_generations_fault() {
         let (LbrModel { from, to, .. }, core2) = (model.definition().lbr, model == CpuModel::Core2);
         let server = matches!(
             model,
-            CpuModel::SkylakeServer | CpuModel::CascadeLake | CpuModel::IcelakeServer
+            CpuModel::SkylakeServer
+                | CpuModel::CascadeLake
+                | CpuModel::IcelakeServer
+                | CpuModel::SapphireRapids
         );
+        let architectural = model == CpuModel::SapphireRapids;
+        let version_5 = architectural || model == CpuModel::IcelakeServer;
         let first = core2 || matches!(model, CpuModel::Nehalem | CpuModel::Westmere);
         let rows = [
             (from + last, true),
             (to + last, true),
             (regs::CORE_LASTBRANCH_0_FROM_IP, core2),
             (regs::CORE_LASTBRANCH_0_TO_IP + 3, core2),
-            (regs::MSR_LBR_SELECT, !core2),
+            (regs::MSR_LBR_SELECT, !core2 && !architectural),
+            (regs::MSR_LASTBRANCH_TOS, !architectural),
+            (regs::IA32_LBR_CTL, architectural),
+            (regs::IA32_LBR_DEPTH, architectural),
+            (regs::IA32_LER_INFO, architectural),
+            (regs::IA32_LBR_0_INFO + 31, architectural),
+            (regs::IA32_LBR_0_FROM_IP, architectural),
+            (regs::IA32_LBR_0_TO_IP, architectural),
             (regs::IA32_PMC0 + 1, true),
             (regs::IA32_PMC0 + 2, !core2),
             (regs::IA32_PERFEVTSEL0 + 3, !core2),
             (regs::MSR_PEBS_LD_LAT_THRESHOLD, !core2),
             (regs::MSR_PLATFORM_INFO, !core2),
-            (regs::MSR_LASTBRANCH_0_FROM_IP, !core2),
-            (regs::MSR_LASTBRANCH_0_FROM_IP + 31, entries == 32),
-            (regs::MSR_LASTBRANCH_0_TO_IP + 16, entries == 32),
-            (regs::MSR_LBR_INFO_0, entries == 32),
-            (regs::IA32_FIXED_CTR0 + 3, model == CpuModel::IcelakeServer),
+            (regs::MSR_LASTBRANCH_0_FROM_IP, !core2 && !architectural),
+            (
+                regs::MSR_LASTBRANCH_0_FROM_IP + 31,
+                entries == 32 && !architectural,
+            ),
+            (
+                regs::MSR_LASTBRANCH_0_TO_IP + 16,
+                entries == 32 && !architectural,
+            ),
+            (regs::MSR_LBR_INFO_0, entries == 32 && !architectural),
+            (regs::IA32_FIXED_CTR0 + 3, version_5),
             (regs::IA32_PERF_GLOBAL_STATUS_SET, leaf_0a & 0xff >= 4),
             (regs::IA32_PERF_GLOBAL_INUSE, leaf_0a & 0xff >= 4),
             (regs::MSR_PEBS_FRONTEND, entries == 32),
-            (regs::MSR_PERF_METRICS, model == CpuModel::IcelakeServer),
-            (regs::MSR_PEBS_DATA_CFG, model == CpuModel::IcelakeServer),
+            (regs::MSR_PERF_METRICS, version_5),
+            (regs::MSR_PEBS_DATA_CFG, version_5),
             (
                 regs::IA32_A_PMC0,
                 model.definition().perfmon.full_width_writes,
@@ -117,10 +136,10 @@ fn registers_of_later_generations_fault() {
             assert_eq!(exists, present, "{model} {index:#x}");
         }
         let tos = writes(&mut msrs, regs::MSR_LASTBRANCH_TOS, 16);
-        assert_eq!(tos, entries == 32, "{model}");
+        assert_eq!(tos, entries == 32 && !architectural, "{model}");
         let bridges = matches!(model, CpuModel::IvyBridge | CpuModel::SandyBridge);
         let call_stack = writes(&mut msrs, regs::MSR_LBR_SELECT, 1 << 9);
-        assert_eq!(call_stack, !bridges && !first, "{model}");
+        assert_eq!(call_stack, !bridges && !first && !architectural, "{model}");
         assert_eq!(
             writes(&mut msrs, regs::IA32_PEBS_ENABLE, 1 << 63),
             bridges,
@@ -195,7 +214,8 @@ fn first_generations_have_no_xsave() {
 fn stack_wraps_at_its_depth_and_has_flags_where_the_format_says() {
     for &(model, _, _, entries) in ROWS {
         let mut msrs = msrs(model);
-        assert!(writes(&mut msrs, regs::IA32_DEBUGCTL, DebugCtl::LBR.bits()));
+        enable_lbr(&mut msrs);
+        let architectural = model.definition().lbr.is_architectural();
         let branches: Vec<_> = (0..100)
             .map(|n| Branch {
                 mispredicted: true,
@@ -213,11 +233,14 @@ fn stack_wraps_at_its_depth_and_has_flags_where_the_format_says() {
         let tos = 100 % entries;
         assert_eq!(
             read(&msrs, regs::MSR_LASTBRANCH_TOS),
-            Some(tos.into()),
+            (!architectural).then_some(tos.into()),
             "{model}"
         );
         for age in 0..entries {
-            let at = (tos + entries - age) % entries;
+            let at = match architectural {
+                true => age,
+                false => (tos + entries - age) % entries,
+            };
             let n = u64::from(99 - age);
             let from = match entries {
                 32 => 0xffff_8000_0000_1000 + n,
@@ -240,11 +263,20 @@ fn stack_wraps_at_its_depth_and_has_flags_where_the_format_says() {
     }
 }
 
+/// Enables the LBR stack, as the model does.
+fn enable_lbr(msrs: &mut Msrs) {
+    let all = LbrCtl::PASS | LbrCtl::ENABLE;
+    if !writes(msrs, regs::IA32_LBR_CTL, all.bits()) {
+        assert!(writes(msrs, regs::IA32_DEBUGCTL, DebugCtl::LBR.bits()));
+    }
+}
+
 /// A processor whose fixed counter 0 overflows at the next instruction, and both freezes on.
 fn overflowing(model: CpuModel) -> Msrs {
     let mut msrs = msrs(model);
     let freezes = DebugCtl::FREEZE_LBRS_ON_PMI | DebugCtl::FREEZE_PERFMON_ON_PMI;
     let control = FixedControl::OS | FixedControl::PMI;
+    enable_lbr(&mut msrs);
     for (index, value) in [
         (regs::IA32_DEBUGCTL, (DebugCtl::LBR | freezes).bits()),
         (
@@ -270,6 +302,7 @@ fn pmi_before_version_4_clears_enable_bits_and_lbr() {
         let status = read(&msrs, regs::IA32_PERF_GLOBAL_STATUS).unwrap();
         let lbr = read(&msrs, regs::IA32_DEBUGCTL).unwrap() & DebugCtl::LBR.bits();
         let expected = match leaf_0a & 0xff {
+            4.. if model == CpuModel::SapphireRapids => (1 << 32, 1 << 32 | 0b11 << 58, 0),
             4.. => (1 << 32, 1 << 32 | 0b11 << 58, 1),
             _ => (0, 1 << 32, 0),
         };

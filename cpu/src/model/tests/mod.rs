@@ -32,17 +32,17 @@ fn model_file_with_a_mistake_is_refused_in_one_line() {
         (
             "depth = 32",
             "depth = 16",
-            "LBR format 5 and 32 entries go together",
+            "LBR formats 5 and 63 and 32 entries go together",
         ),
         (
             "format = 5",
             "format = 4",
-            "LBR format 5 and 32 entries go together",
+            "LBR formats 5 and 63 and 32 entries go together",
         ),
         (
             "tsx-flags = true",
             "tsx-flags = false",
-            "tsx-flags go with LBR formats 4 and 5",
+            "tsx-flags go with LBR formats 4, 5 and 63",
         ),
         (
             "version = 4",

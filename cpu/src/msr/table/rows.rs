@@ -1,6 +1,6 @@
 //! The rows of the table, by index.
 
-use hindsight_regs::branch::{CYC_CNT_MAX, LBR_DEPTH, LBR_TOS_MASK, LbrInfo, LbrSelect};
+use hindsight_regs::branch::{CYC_CNT_MAX, LBR_DEPTH, LBR_TOS_MASK, LbrCtl, LbrInfo, LbrSelect};
 use hindsight_regs::capabilities::{ArchCapabilities, MiscEnable};
 use hindsight_regs::cpuid::Feature;
 use hindsight_regs::msr as regs;
@@ -416,6 +416,7 @@ pub const TABLE: &[MsrSpec] = {
         M::new(regs::IA32_DEBUGCTL, "IA32_DEBUGCTL", Branch).writable_with(0, DEBUGCTL_BITS),
         lbr_register(regs::MSR_LER_FROM_LIP, "MSR_LER_FROM_LIP"),
         lbr_register(regs::MSR_LER_TO_LIP, "MSR_LER_TO_LIP"),
+        lbr_register(regs::IA32_LER_INFO, "IA32_LER_INFO"),
         M::new(regs::MSR_POWER_CTL, "MSR_POWER_CTL", Constant).writable(0),
         mtrr_base(0, "IA32_MTRR_PHYSBASE0").set_by_firmware(|_| DEVICES_START),
         mtrr_mask(0, "IA32_MTRR_PHYSMASK0").set_by_firmware(devices_mask),
@@ -498,6 +499,11 @@ pub const TABLE: &[MsrSpec] = {
             .run(rdt::MBA_COS).needs(Facilities::MBA).writable(0xffff),
         lbr_register(regs::MSR_LBR_INFO_0, "MSR_LBR_INFO_x")
             .run(LBR_ENTRIES).writable(LbrInfo::all().bits() | CYC_CNT_MAX),
+        lbr_register(regs::IA32_LBR_0_INFO, "IA32_LBR_x_INFO").run(LBR_ENTRIES),
+        lbr_register(regs::IA32_LBR_CTL, "IA32_LBR_CTL").writable(LbrCtl::all().bits()),
+        lbr_register(regs::IA32_LBR_DEPTH, "IA32_LBR_DEPTH").reset(LBR_ENTRIES as u64),
+        lbr_register(regs::IA32_LBR_0_FROM_IP, "IA32_LBR_x_FROM_IP").run(LBR_ENTRIES),
+        lbr_register(regs::IA32_LBR_0_TO_IP, "IA32_LBR_x_TO_IP").run(LBR_ENTRIES),
         special(regs::IA32_EFER, "IA32_EFER", ProcessorMsr::Efer),
         passthrough(regs::IA32_STAR, "IA32_STAR", ProcessorMsr::Star),
         passthrough(regs::IA32_LSTAR, "IA32_LSTAR", ProcessorMsr::Lstar),

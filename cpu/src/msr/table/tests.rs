@@ -9,13 +9,14 @@ const NOW: Now = Now { ticks: 1_000 };
 
 fn configs() -> impl Iterator<Item = MsrConfig> {
     [
-        Facilities::empty(),
-        Facilities::KVM,
-        Facilities::INTERP_DEFAULT,
-        Facilities::INTERP,
+        (Facilities::empty(), CpuModel::SkylakeServer),
+        (Facilities::KVM, CpuModel::SkylakeServer),
+        (Facilities::INTERP_DEFAULT, CpuModel::SkylakeServer),
+        (Facilities::INTERP, CpuModel::SkylakeServer),
+        (Facilities::INTERP, CpuModel::SapphireRapids),
     ]
     .into_iter()
-    .map(|facilities| MsrConfig {
+    .map(|(facilities, model)| MsrConfig {
         facilities,
         tsc_hz: 2_500_000_000,
         physical_bits: 46,
@@ -26,7 +27,7 @@ fn configs() -> impl Iterator<Item = MsrConfig> {
         },
         uarch: true,
         firmware: false,
-        model: CpuModel::SkylakeServer,
+        model,
     })
 }
 

@@ -1,5 +1,7 @@
 //! Runs code between two WRMSRs to IA32_DEBUGCTL, with exception handlers in assembly.
 //!
+//! With architectural LBR the MSR can be IA32_LBR_CTL ([`set_control`]).
+//!
 //! Nothing but the code and the handlers branches while branches are recorded.
 
 use core::arch::global_asm;
@@ -52,18 +54,18 @@ global_asm!(
     "push {user_code}",
     "push rdi",
     "xor edx, edx",
-    "mov ecx, {debugctl}",
+    "mov ecx, [rip + recorder_msr]",
     "wrmsr",
     "recorder_iretq:",
     "iretq",
     "2:",
     "xor edx, edx",
-    "mov ecx, {debugctl}",
+    "mov ecx, [rip + recorder_msr]",
     "wrmsr",
     "recorder_jump:",
     "jmp r12",
     "recorder_stop:",
-    "mov ecx, {debugctl}",
+    "mov ecx, [rip + recorder_msr]",
     "xor eax, eax",
     "xor edx, edx",
     "wrmsr",
@@ -116,7 +118,7 @@ global_asm!(
     "push rax",
     "push rcx",
     "push rdx",
-    "mov ecx, {debugctl}",
+    "mov ecx, [rip + recorder_msr]",
     "rdmsr",
     "shl rdx, 32",
     "or rax, rdx",
@@ -138,6 +140,8 @@ global_asm!(
     ".balign 8",
     ".global recorder_events",
     "recorder_rsp: .quad 0",
+    ".global recorder_msr",
+    "recorder_msr: .quad {debugctl}",
     "recorder_events:",
     "recorder_irqs: .quad 0",
     "recorder_irq_rip: .quad 0",
@@ -164,6 +168,19 @@ unsafe extern "C" {
     fn recorder_nmi();
     fn recorder_debug();
     static mut recorder_events: RunEvents;
+    static mut recorder_msr: u32;
+}
+
+/// Sets the MSR that begins and ends recording: IA32_DEBUGCTL, or IA32_LBR_CTL.
+pub fn set_control(index: u32) {
+    // SAFETY: one run at a time uses it, and none does now.
+    unsafe { recorder_msr = index }
+}
+
+/// The MSR that begins and ends recording.
+fn control() -> u32 {
+    // SAFETY: it has only values that `set_control` wrote.
+    unsafe { recorder_msr }
 }
 
 /// What the handlers recorded in the last run.
@@ -278,7 +295,7 @@ const GATES: [(u8, u8, AsmHandler); 12] = [
 pub fn run(run: BranchRun) -> Result<RunEvents, UnhandledException> {
     // An invalid value must fault here and not in the assembly. LBR and TR are left out, because
     // they would record branches at once.
-    if let Err(code) = msr::write_safe(IA32_DEBUGCTL, run.debugctl & !(LBR | TR)) {
+    if let Err(code) = msr::write_safe(control(), run.debugctl & !(LBR | TR)) {
         return Err(UnhandledException { code, rip: 0 });
     }
     // SAFETY: only the handlers of a run access it otherwise, and none runs now.
@@ -304,7 +321,7 @@ pub fn run(run: BranchRun) -> Result<RunEvents, UnhandledException> {
     }
     match fault {
         Some(exception) => {
-            msr::write(IA32_DEBUGCTL, 0);
+            msr::write(control(), 0);
             Err(UnhandledException {
                 code: exception.code(),
                 rip: exception.rip,
