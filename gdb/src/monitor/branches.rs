@@ -2,7 +2,9 @@
 
 use std::fmt::Write as _;
 
-use hindsight_regs::branch::{CYC_CNT_MAX, DebugCtl, LBR_DEPTH, LbrInfo, LbrSelect};
+use hindsight_regs::branch::{
+    CYC_CNT_MAX, DebugCtl, LBR_DEPTH, LbrCtl, LbrInfo, LbrSelect, arch_info,
+};
 use hindsight_regs::msr;
 
 use super::arguments::no_arguments;
@@ -36,8 +38,11 @@ fn debugctl(debugger: &mut Debugger) -> Result<String, CommandError> {
 pub(super) fn lbr(debugger: &mut Debugger, arguments: &[&str]) -> CommandReply {
     no_arguments(arguments)?;
     let mut text = debugctl(debugger)?;
-    let tos = read(debugger, msr::MSR_LASTBRANCH_TOS)?;
     let cpu = debugger.selected;
+    if let Some(control) = debugger.read_msr(cpu, msr::IA32_LBR_CTL)? {
+        return architectural(debugger, text, control);
+    }
+    let tos = read(debugger, msr::MSR_LASTBRANCH_TOS)?;
     // Core 2 has no filter.
     if let Some(select) = debugger.read_msr(cpu, msr::MSR_LBR_SELECT)? {
         let names = LbrSelect::from_bits_retain(select);
@@ -45,11 +50,7 @@ pub(super) fn lbr(debugger: &mut Debugger, arguments: &[&str]) -> CommandReply {
         let _ = write!(text, "  MSR_LBR_SELECT {select:#x} {names}");
     }
     let _ = writeln!(text, "  TOS {tos}");
-    let from = read(debugger, msr::MSR_LER_FROM_LIP)?;
-    let to = read(debugger, msr::MSR_LER_TO_LIP)?;
-    if (from, to) != (0, 0) {
-        let _ = writeln!(text, "before the last exception: {from:#x} -> {to:#x}");
-    }
+    last_event(debugger, &mut text)?;
     let mut empty = true;
     let (first_from, first_to, depth) = stack(debugger)?;
     // The newest record first.
@@ -69,6 +70,52 @@ pub(super) fn lbr(debugger: &mut Debugger, arguments: &[&str]) -> CommandReply {
         text.push_str("no branches\n");
     }
     Ok(text)
+}
+
+/// The branch before the last exception, if there was one.
+fn last_event(debugger: &mut Debugger, text: &mut String) -> Result<(), CommandError> {
+    let from = read(debugger, msr::MSR_LER_FROM_LIP)?;
+    let to = read(debugger, msr::MSR_LER_TO_LIP)?;
+    if (from, to) != (0, 0) {
+        let _ = writeln!(text, "before the last exception: {from:#x} -> {to:#x}");
+    }
+    Ok(())
+}
+
+/// The stack of architectural LBR, the newest record first.
+fn architectural(debugger: &mut Debugger, mut text: String, control: u64) -> CommandReply {
+    let names = LbrCtl::from_bits_retain(control);
+    let names = flags(names.iter_names().map(|(name, _)| name));
+    let depth = read(debugger, msr::IA32_LBR_DEPTH)?.min(LBR_DEPTH as u64);
+    let _ = writeln!(text, "  IA32_LBR_CTL {control:#x} {names}  depth {depth}");
+    last_event(debugger, &mut text)?;
+    let mut empty = true;
+    for entry in (0..).take(usize::try_from(depth).unwrap_or(0)) {
+        let from = read(debugger, msr::IA32_LBR_0_FROM_IP + entry)?;
+        let to = read(debugger, msr::IA32_LBR_0_TO_IP + entry)?;
+        let info = read(debugger, msr::IA32_LBR_0_INFO + entry)?;
+        if (from, to, info) != (0, 0, 0) {
+            empty = false;
+            let kind = branch_type(info);
+            let details = details(info);
+            let _ = writeln!(text, "{entry:2} {from:#x} -> {to:#x}  {kind}, {details}");
+        }
+    }
+    if empty {
+        text.push_str("no branches\n");
+    }
+    Ok(text)
+}
+
+/// BR_TYPE in words.
+fn branch_type(info: u64) -> &'static str {
+    match (info & arch_info::BR_TYPE) >> arch_info::BR_TYPE_SHIFT {
+        arch_info::JCC => "jcc",
+        arch_info::NEAR_IND_JMP | arch_info::NEAR_REL_JMP => "jmp",
+        arch_info::NEAR_IND_CALL | arch_info::NEAR_REL_CALL => "call",
+        arch_info::NEAR_RET => "ret",
+        _ => "other",
+    }
 }
 
 /// The MSRs of LBR entry 0, and the number of entries: 32 with MSR_LBR_INFO_x, 16, or Core 2's 4.
@@ -151,6 +198,11 @@ mod tests {
         assert_eq!(
             details(LbrInfo::MISPRED.bits() | LbrInfo::IN_TSX.bits() | 0xffff),
             "65535 cycles, mispredicted, in a transaction"
+        );
+        let info = arch_info::NEAR_RET << arch_info::BR_TYPE_SHIFT | 7;
+        assert_eq!(
+            (branch_type(info), details(info)),
+            ("ret", "7 cycles".to_owned())
         );
     }
 }
