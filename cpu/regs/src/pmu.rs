@@ -119,28 +119,44 @@ pub struct Metrics {
     pub frontend_bound: u8,
     /// Slots in which the back end accepted none.
     pub backend_bound: u8,
+    /// Of the retiring slots, those of heavy operations. This and what follows is the second level.
+    pub heavy_operations: u8,
+    /// Of the slots of bad speculation, those lost to mispredicted branches.
+    pub branch_mispredicts: u8,
+    /// Of the frontend bound slots, those for which the fetch of instructions was late.
+    pub fetch_latency: u8,
+    /// Of the backend bound slots, those that waited for memory.
+    pub memory_bound: u8,
 }
 
 impl Metrics {
     /// The fields of a value of the register.
     pub const fn from_bits(bits: u64) -> Self {
-        let [retiring, bad_speculation, frontend_bound, backend_bound, ..] = bits.to_le_bytes();
+        let bytes = bits.to_le_bytes();
         Self {
-            retiring,
-            bad_speculation,
-            frontend_bound,
-            backend_bound,
+            retiring: bytes[0],
+            bad_speculation: bytes[1],
+            frontend_bound: bytes[2],
+            backend_bound: bytes[3],
+            heavy_operations: bytes[4],
+            branch_mispredicts: bytes[5],
+            fetch_latency: bytes[6],
+            memory_bound: bytes[7],
         }
     }
 
     /// The value of the register.
     pub const fn bits(self) -> u64 {
-        u32::from_le_bytes([
+        u64::from_le_bytes([
             self.retiring,
             self.bad_speculation,
             self.frontend_bound,
             self.backend_bound,
-        ]) as u64
+            self.heavy_operations,
+            self.branch_mispredicts,
+            self.fetch_latency,
+            self.memory_bound,
+        ])
     }
 }
 
@@ -323,15 +339,19 @@ mod tests {
     }
 
     #[test]
-    fn metrics_are_four_bytes() {
+    fn metrics_are_eight_bytes() {
         let metrics = Metrics {
             retiring: 1,
             bad_speculation: 2,
             frontend_bound: 3,
             backend_bound: 4,
+            heavy_operations: 5,
+            branch_mispredicts: 6,
+            fetch_latency: 7,
+            memory_bound: 8,
         };
-        assert_eq!(metrics.bits(), 0x0403_0201);
-        assert_eq!(Metrics::from_bits(0x0403_0201), metrics);
+        assert_eq!(metrics.bits(), 0x0807_0605_0403_0201);
+        assert_eq!(Metrics::from_bits(0x0807_0605_0403_0201), metrics);
         assert_eq!(global::PERF_METRICS, 0x1_0000_0000_0000);
     }
 

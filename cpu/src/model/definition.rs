@@ -82,6 +82,8 @@ pub struct PebsModel {
     pub counters: u32,
     /// Counter 3 can sample stores: IA32_PEBS_ENABLE.PS_EN.
     pub precise_store: bool,
+    /// The latency of the memory group is two: that of the instruction, and of the cache in bits 47:32.
+    pub cache_latency: bool,
 }
 
 /// The performance monitor of a model. SDM Vol. 3B, "Architectural Performance Monitoring".
@@ -101,6 +103,10 @@ pub struct PerfmonModel {
     pub cycle_event: Option<(u8, u8)>,
     /// CPUID.0AH:EBX: architectural events that do not exist.
     pub missing_events: u32,
+    /// The slots of a cycle: the uops that the pipeline can issue in it.
+    pub slots: u32,
+    /// MSR_PERF_METRICS has the second level.
+    pub second_level_metrics: bool,
 }
 
 impl PerfmonModel {
@@ -125,6 +131,15 @@ impl PerfmonModel {
     /// Whether MSR_PERF_METRICS exists: with the fixed counter of slots.
     pub(crate) const fn has_metrics(&self) -> bool {
         self.fixed_counters == FIXED_COUNTERS_MAX
+    }
+
+    /// The bits of MSR_PERF_METRICS that exist.
+    pub(crate) const fn metrics_bits(&self) -> u64 {
+        if self.second_level_metrics {
+            u64::MAX
+        } else {
+            0xffff_ffff
+        }
     }
 
     /// The bit of MSR_PERF_METRICS in global registers, if it exists.
@@ -203,6 +218,8 @@ pub struct OffcoreModel {
     pub memory: u64,
     /// No snoop was needed: one of these is needed besides `hit` or `memory`, unless the mask is 0.
     pub no_snoop: u64,
+    /// The selections of the events of MSR_OFFCORE_RSP_0 and 1.
+    pub events: [(u8, u8); 2],
 }
 
 /// What a processor model is, as its file says.

@@ -96,6 +96,8 @@ struct PebsFile {
     counters: u32,
     #[serde(default)]
     precise_store: bool,
+    #[serde(default)]
+    cache_latency: bool,
 }
 
 #[derive(Deserialize)]
@@ -110,6 +112,10 @@ struct PerfmonFile {
     cycle_event: Option<(u8, u8)>,
     #[serde(default)]
     missing_events: u32,
+    #[serde(default = "five_slots")]
+    slots: u32,
+    #[serde(default)]
+    second_level_metrics: bool,
 }
 
 const fn yes() -> bool {
@@ -120,6 +126,14 @@ const fn four_counters() -> u32 {
     GP_COUNTERS
 }
 
+const fn five_slots() -> u32 {
+    5
+}
+
+const fn offcore_events() -> [(u8, u8); 2] {
+    [(0xb7, 0x01), (0xbb, 0x01)]
+}
+
 /// Bit numbers of MSR_OFFCORE_RSP_x.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -128,6 +142,8 @@ struct OffcoreFile {
     hit: Vec<u8>,
     memory: Vec<u8>,
     no_snoop: Vec<u8>,
+    #[serde(default = "offcore_events")]
+    events: [(u8, u8); 2],
 }
 
 /// An event: what perf calls it, its selection, and what it counts.
@@ -183,7 +199,7 @@ impl ModelDefinition {
             pebs: pebs(&file.pebs)?,
             perfmon: perfmon(&file.perfmon)?,
             offcore: offcore(&file.offcore)?,
-            events: events(&file.event)?,
+            events: events(&file.event, file.perfmon.slots)?,
             absent_msrs: Vec::new(),
             writable: Vec::new(),
             max_leaf: limited("max-leaf", file.max_leaf, 0xa..=0x1c, "0xa to 0x1c")?,
@@ -308,6 +324,8 @@ impl ModelDefinition {
         if !perfmon.has_metrics() {
             self.add_absent(regs::MSR_PERF_METRICS, 0..1);
         }
+        self.writable
+            .push((regs::MSR_PERF_METRICS, perfmon.metrics_bits()));
         let counters = perfmon.most_counters_in_global() | perfmon.metrics_in_global();
         self.writable.push((regs::IA32_PERF_GLOBAL_CTRL, counters));
         if perfmon.version < 4 {
@@ -594,6 +612,7 @@ fn pebs(file: &PebsFile) -> Result<PebsModel, ModelError> {
             }
         },
         precise_store: file.precise_store,
+        cache_latency: file.cache_latency,
     })
 }
 
@@ -621,6 +640,8 @@ fn perfmon(file: &PerfmonFile) -> Result<PerfmonModel, ModelError> {
             0..=0x7f,
             "7 bits",
         )?,
+        slots: limited("perfmon.slots", file.slots, 1..=8, "1 to 8")?,
+        second_level_metrics: file.second_level_metrics,
     })
 }
 
@@ -635,15 +656,16 @@ fn offcore(file: &OffcoreFile) -> Result<OffcoreModel, ModelError> {
         hit: mask(&file.hit)?,
         memory: mask(&file.memory)?,
         no_snoop: mask(&file.no_snoop)?,
+        events: file.events,
     })
 }
 
-fn events(rows: &[EventFile]) -> Result<Vec<EventRow>, ModelError> {
+fn events(rows: &[EventFile], slots: u32) -> Result<Vec<EventRow>, ModelError> {
     let mut events = Vec::<EventRow>::new();
     for row in rows {
         let kinds = EventKinds::of(&row.counts);
         let mut event = PmuEvent::new(kinds, row.reference_clock, row.precise, row.data);
-        event.slots = row.slots;
+        event.slots = if row.slots { slots } else { 0 };
         let added = EventRow {
             name: row.name.clone(),
             select: row.select,

@@ -86,7 +86,7 @@ impl Pmu {
             }
             Some(PmuRegister::Select(counter)) => self.selects[counter],
             Some(PmuRegister::FixedControl) => self.fixed_control,
-            Some(PmuRegister::Metrics) => self.slots.metrics().bits(),
+            Some(PmuRegister::Metrics) => self.metrics(),
             Some(PmuRegister::GlobalControl) => self.global_control,
             Some(PmuRegister::Status) => self.status,
             Some(PmuRegister::InUse) => self.in_use(),
@@ -156,7 +156,7 @@ impl Pmu {
         const FIXED: u32 = 0x4000_0000;
         const METRICS: u32 = 0x2000_0000;
         if index == METRICS && self.model.perfmon.has_metrics() {
-            return Ok(self.slots.metrics().bits());
+            return Ok(self.metrics());
         }
         let counter = match index.checked_sub(FIXED) {
             Some(fixed) if fixed < self.model.perfmon.fixed_counters => GP + fixed as usize,

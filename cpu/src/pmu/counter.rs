@@ -301,7 +301,7 @@ impl Pmu {
             let control = FixedControl::of(self.fixed_control, index);
             let adaptive = self.fixed_control & FixedControl::adaptive_record(index);
             RunningCounter {
-                event: PmuEvent::fixed(index),
+                event: PmuEvent::fixed(index, self.model.perfmon.slots),
                 rings: Rings {
                     os: control.has(FixedControl::OS),
                     user: control.has(FixedControl::USR),
@@ -331,7 +331,8 @@ impl Pmu {
         if !self.config.uarch && event.kinds.intersects(EventKinds::MODELLED) {
             event = PmuEvent::default();
         }
-        let of_store = (select.event(), select.umask()) == PRECISE_STORE;
+        let of_store =
+            self.model.pebs.precise_store && (select.event(), select.umask()) == PRECISE_STORE;
         let has_data = !of_store || self.pebs_enable & access::PRECISE_STORE != 0;
         let pebs = self.pebs_enable & bit(counter) != 0 && !select.has(EventSelect::ANY_THREAD);
         // Extended PEBS takes records of events that are not precise, too.

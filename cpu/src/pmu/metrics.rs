@@ -1,16 +1,17 @@
 //! MSR_PERF_METRICS: what became of the slots that fixed counter 3 counts.
 //!
 //! SDM Vol. 3B, "Performance Metrics". The pipeline is a choice of this project: an instruction takes one
-//! of the [`SLOTS`] of its cycle to retire. The others are bad speculation if it is a mispredicted
+//! of the slots of its cycle to retire. The others are bad speculation if it is a mispredicted
 //! branch, backend bound if one of its loads missed the L1, and else frontend bound. The slots of a
-//! cycle in which nothing retires are backend bound. Without the models of predictor and caches, nothing
+//! cycle in which nothing retires are backend bound. At the second level the slots that far branches
+//! retire are heavy operations, all bad speculation is that of branches, the frontend bound slots of taken
+//! branches wait for a fetch, and those of loads that missed for memory. Without the models of predictor and caches, nothing
 //! is mispredicted and no load misses.
 
 use hindsight_regs::pmu::{Metrics, global};
 
 use super::counter::{GP, Pmu};
 use super::events::{EventKind, EventKinds, EventTotals, Rings};
-use super::selection::SLOTS;
 
 /// Index of the counter of slots: fixed counter 3.
 const SLOTS_COUNTER: usize = GP + 3;
@@ -19,6 +20,22 @@ const ALL: u64 = 255;
 /// Instructions with a load that missed the L1.
 const MISSED: EventKinds =
     EventKinds::of(&[EventKind::LoadL2, EventKind::LoadL3, EventKind::LoadMemory]);
+/// Taken branches.
+const TAKEN: EventKinds = EventKinds::of(&[
+    EventKind::TakenConditional,
+    EventKind::Jump,
+    EventKind::Call,
+    EventKind::Return,
+    EventKind::Far,
+]);
+/// Taken branches that were mispredicted.
+const MISPREDICTED_TAKEN: EventKinds = EventKinds::of(&[
+    EventKind::MispredictedTaken,
+    EventKind::MispredictedJump,
+    EventKind::MispredictedCall,
+]);
+/// Far branches.
+const FAR: EventKinds = EventKinds::of(&[EventKind::Far]);
 
 /// The slots since MSR_PERF_METRICS was written, in parts of 1/255 of a slot.
 ///
@@ -34,10 +51,18 @@ pub struct SlotTotals {
     pub backend_bound: u64,
     /// All slots.
     pub total: u64,
+    /// Retiring slots of heavy operations.
+    pub heavy_operations: u64,
+    /// Slots of bad speculation that are lost to mispredicted branches.
+    pub branch_mispredicts: u64,
+    /// Slots in which the fetch after a taken branch was late; some may not be frontend bound.
+    pub fetch_latency: u64,
+    /// Backend bound slots of loads that missed.
+    pub memory_bound: u64,
 }
 
 impl SlotTotals {
-    /// The fractions. They add up to 255, or are 0 if there was no slot.
+    /// The fractions. Those of the first level add up to 255, or all are 0 if there was no slot.
     pub(super) fn metrics(&self) -> Metrics {
         if self.total == 0 {
             return Metrics::default();
@@ -54,11 +79,21 @@ impl SlotTotals {
         let retiring = fraction(self.retiring);
         let bad_speculation = fraction(self.bad_speculation);
         let backend_bound = fraction(self.backend_bound);
+        let frontend_bound = rest;
+        // A fraction of the second level is at most that of the first one.
+        let part = |part: u64, whole: u8| {
+            let fraction = u128::from(part) * u128::from(ALL) / u128::from(self.total);
+            u8::try_from(fraction).unwrap_or(u8::MAX).min(whole)
+        };
         Metrics {
             retiring,
             bad_speculation,
-            frontend_bound: rest,
+            frontend_bound,
             backend_bound,
+            heavy_operations: part(self.heavy_operations, retiring),
+            branch_mispredicts: part(self.branch_mispredicts, bad_speculation),
+            fetch_latency: part(self.fetch_latency, frontend_bound),
+            memory_bound: part(self.memory_bound, backend_bound),
         }
     }
 
@@ -70,11 +105,20 @@ impl SlotTotals {
             bad_speculation: part(metrics.bad_speculation),
             backend_bound: part(metrics.backend_bound),
             total: ALL.saturating_mul(slots),
+            heavy_operations: part(metrics.heavy_operations),
+            branch_mispredicts: part(metrics.branch_mispredicts),
+            fetch_latency: part(metrics.fetch_latency),
+            memory_bound: part(metrics.memory_bound),
         }
     }
 }
 
 impl Pmu {
+    /// MSR_PERF_METRICS.
+    pub(super) fn metrics(&self) -> u64 {
+        self.slots.metrics().bits() & self.model.perfmon.metrics_bits()
+    }
+
     /// The rings whose slots the metrics count; `None` if they do not count.
     pub(super) fn metrics_rings(&self) -> Option<Rings> {
         let on = self.global_control & global::PERF_METRICS != 0;
@@ -94,19 +138,24 @@ impl Pmu {
         };
         let cycles = new(EventKinds::CYCLES);
         let instructions = new(EventKinds::INSTRUCTIONS);
-        let (mispredicted, missed) = match self.config.uarch {
-            true => (new(EventKinds::MISPREDICTED), new(MISSED)),
-            false => (0, 0),
-        };
+        let modelled = |kinds| if self.config.uarch { new(kinds) } else { 0 };
+        let (mispredicted, missed) = (modelled(EventKinds::MISPREDICTED), modelled(MISSED));
+        let fetched = new(TAKEN).saturating_sub(modelled(MISPREDICTED_TAKEN));
+        let heavy = new(FAR);
+        let width = u64::from(self.model.perfmon.slots);
         let stalled = cycles.saturating_sub(instructions);
-        let lost = |count: u64| count.saturating_mul(SLOTS - 1);
-        let backend_bound = lost(missed).saturating_add(stalled.saturating_mul(SLOTS));
+        let lost = |count: u64| count.saturating_mul(width - 1);
+        let backend_bound = lost(missed).saturating_add(stalled.saturating_mul(width));
         let slots = &mut self.slots;
         for (part, new) in [
             (&mut slots.retiring, instructions),
             (&mut slots.bad_speculation, lost(mispredicted)),
             (&mut slots.backend_bound, backend_bound),
-            (&mut slots.total, cycles.saturating_mul(SLOTS)),
+            (&mut slots.total, cycles.saturating_mul(width)),
+            (&mut slots.heavy_operations, heavy),
+            (&mut slots.branch_mispredicts, lost(mispredicted)),
+            (&mut slots.fetch_latency, lost(fetched)),
+            (&mut slots.memory_bound, lost(missed)),
         ] {
             *part = part.saturating_add(new.saturating_mul(ALL));
         }
@@ -135,12 +184,16 @@ mod tests {
 
     /// A unit whose slots and metrics count at CPL 0.
     fn pmu(uarch: bool) -> Pmu {
+        pmu_of(CpuModel::IcelakeServer, uarch)
+    }
+
+    fn pmu_of(model: CpuModel, uarch: bool) -> Pmu {
         let mut pmu = Pmu::new(PmuConfig {
             tsc_hz: 2_500_000_000,
             pebs: true,
             uarch,
             counters: 8,
-            model: CpuModel::IcelakeServer,
+            model,
         });
         pmu.write(regs::IA32_FIXED_CTR_CTRL, 0x1000);
         pmu.write(
@@ -181,6 +234,7 @@ mod tests {
             bad_speculation: 10,
             backend_bound: 71,
             frontend_bound: 134,
+            ..Metrics::default()
         };
         let mut pmu = pmu(true);
         let found = sync(&mut pmu, &totals());
@@ -198,6 +252,7 @@ mod tests {
             bad_speculation: 0,
             backend_bound: 51,
             frontend_bound: 164,
+            ..Metrics::default()
         };
         let found = sync(&mut pmu, &totals());
         assert_eq!(Metrics::from_bits(found), expected);
@@ -205,6 +260,43 @@ mod tests {
             !pmu.needs()
                 .intersects(PmuNeeds::PREDICTOR | PmuNeeds::CACHES)
         );
+    }
+
+    /// Rule GEN-35.
+    #[test]
+    fn second_level_is_part_of_the_first() {
+        let mut totals = totals();
+        for (kind, count) in [
+            (EventKind::TakenConditional, 8),
+            (EventKind::Jump, 6),
+            (EventKind::Far, 2),
+        ] {
+            totals.add(kind, Ring::Os, count);
+            totals.add(kind, Ring::User, 1000 * count);
+        }
+        let mut pmu = pmu_of(CpuModel::SapphireRapids, true);
+        // Of 600 slots 80 retire, 25 are bad speculation, 120 + 50 backend bound. Of 16 taken branches 13
+        // are not mispredicted.
+        let expected = Metrics {
+            retiring: 34,
+            bad_speculation: 10,
+            backend_bound: 72,
+            frontend_bound: 139,
+            heavy_operations: 0,
+            branch_mispredicts: 10,
+            fetch_latency: 27,
+            memory_bound: 21,
+        };
+        let found = sync(&mut pmu, &totals);
+        assert_eq!(Metrics::from_bits(found), expected);
+        assert_eq!(pmu.read(regs::IA32_FIXED_CTR0 + 3), 600);
+        assert_eq!(pmu.rdpmc(0x2000_0000), Ok(found));
+        pmu.write(regs::MSR_PERF_METRICS, found);
+        assert_eq!(pmu.read(regs::MSR_PERF_METRICS), found);
+        let saved = pmu.save();
+        let mut other = pmu_of(CpuModel::SapphireRapids, true);
+        other.restore(&saved).unwrap();
+        assert_eq!(other.read(regs::MSR_PERF_METRICS), found);
     }
 
     #[test]
@@ -260,10 +352,21 @@ mod tests {
                 bad_speculation,
                 backend_bound,
                 total,
+                heavy_operations: u64::MAX,
+                branch_mispredicts: u64::MAX,
+                fetch_latency: u64::MAX,
+                memory_bound: u64::MAX,
             }
             .metrics();
-            let sum: u32 = metrics.bits().to_le_bytes().map(u32::from).iter().sum();
+            let bytes = metrics.bits().to_le_bytes();
+            let sum: u32 = bytes[..4].iter().copied().map(u32::from).sum();
             assert_eq!(sum, 255, "{totals:?}");
+            assert!(
+                bytes[4..]
+                    .iter()
+                    .zip(&bytes[..4])
+                    .all(|(part, all)| part <= all)
+            );
         }
     }
 }

@@ -28,6 +28,8 @@ pub struct PebsRecords {
     global_status: bool,
     /// Format 4: the groups of a record.
     adaptive: Option<DataConfig>,
+    /// The latency of the memory group is two.
+    cache_latency: bool,
 }
 
 impl PebsRecords {
@@ -53,6 +55,7 @@ impl PebsRecords {
                 true => Some(groups),
                 false => None,
             },
+            cache_latency: model.cache_latency,
         }
     }
 
@@ -108,6 +111,19 @@ pub struct PebsData {
     pub source: u64,
     /// Latency in core cycles.
     pub latency: u64,
+}
+
+impl PebsData {
+    /// The data with two latencies: that of the instruction, and in bits 47:32 that of the cache.
+    ///
+    /// Nothing but the load takes time, so they are the same. They saturate at 16 bits.
+    fn with_cache_latency(self) -> Self {
+        let latency = self.latency.min(0xffff);
+        Self {
+            latency: latency | latency << 32,
+            ..self
+        }
+    }
 }
 
 /// Encoding numbers of the registers, in record order.
@@ -242,7 +258,11 @@ fn try_store(
         let (fixed, adaptive);
         let record = match due.records.adaptive {
             Some(groups) => {
-                adaptive = sample.adaptive_record(groups, counters, due.data);
+                let mut data = due.data;
+                if due.records.cache_latency {
+                    data = data.map(PebsData::with_cache_latency);
+                }
+                adaptive = sample.adaptive_record(groups, counters, data);
                 &adaptive[..]
             }
             None => {

@@ -34,8 +34,8 @@ pub struct PmuEvent {
     pub kinds: EventKinds,
     /// The counter counts at the rate of the crystal, not of the TSC.
     pub crystal: bool,
-    /// The counter counts the slots of cycles, five for each.
-    pub slots: bool,
+    /// The slots of a cycle, if the counter counts them and not cycles; otherwise 0.
+    pub slots: u32,
     /// When PEBS takes its record; `None` if the event is not precise.
     pub precise: Option<PebsTiming>,
     /// The access that its PEBS records describe.
@@ -48,7 +48,7 @@ impl PmuEvent {
         Self {
             kinds,
             crystal: false,
-            slots: false,
+            slots: 0,
             precise: None,
             data: None,
         }
@@ -71,7 +71,7 @@ impl PmuEvent {
         Self {
             kinds,
             crystal,
-            slots: false,
+            slots: 0,
             precise: precise.then_some(PebsTiming::Next),
             data,
         }
@@ -123,16 +123,24 @@ fn offcore_kinds(select: u64, model: &ModelDefinition) -> EventKinds {
     kinds
 }
 
-/// The slots of a cycle: the uops that the pipeline could issue in it.
-pub(super) const SLOTS: u64 = 5;
 /// The counter that has INST_RETIRED.PREC_DIST, C0H/01H; with extended PEBS it is fixed counter 0.
 const PREC_DIST_COUNTER: usize = 1;
 /// MEM_TRANS_RETIRED.PRECISE_STORE of Sandy Bridge and Ivy Bridge.
 pub(super) const PRECISE_STORE: (u8, u8) = (0xcd, 0x02);
 /// The counter that has it.
 const PRECISE_STORE_COUNTER: usize = 3;
+/// The counter that has MEM_TRANS_RETIRED.STORE_SAMPLE of Sapphire Rapids, which has the same selection.
+const STORE_SAMPLE_COUNTER: usize = 0;
 /// The counter mask with which perf selects cycles: more than can retire in one cycle.
 const ALL_CYCLES_MASK: u8 = 0x10;
+
+const fn store_counter(model: &ModelDefinition) -> usize {
+    if model.pebs.precise_store {
+        PRECISE_STORE_COUNTER
+    } else {
+        STORE_SAMPLE_COUNTER
+    }
+}
 
 impl PmuEvent {
     /// What general-purpose counter `counter` counts with this selection, once it is enabled.
@@ -162,14 +170,12 @@ impl PmuEvent {
                 Self::precise(EventKinds::INSTRUCTIONS, PebsTiming::Here)
             }
             // OFFCORE_RESPONSE (rule EVT-15).
-            (0, false) if (event, umask) == (0xb7, 0x01) => {
-                Self::plain(offcore_kinds(offcore[0], model))
+            (0, false) if model.offcore.events.contains(&(event, umask)) => {
+                let second = model.offcore.events[1] == (event, umask);
+                Self::plain(offcore_kinds(offcore[usize::from(second)], model))
             }
-            (0, false) if (event, umask) == (0xbb, 0x01) => {
-                Self::plain(offcore_kinds(offcore[1], model))
-            }
-            // MEM_TRANS_RETIRED.PRECISE_STORE exists in one counter.
-            (0, false) if (event, umask) == PRECISE_STORE && counter != PRECISE_STORE_COUNTER => {
+            // Stores are sampled in one counter.
+            (0, false) if (event, umask) == PRECISE_STORE && counter != store_counter(model) => {
                 Self::default()
             }
             (0, false) => model
@@ -194,20 +200,26 @@ impl PmuEvent {
     }
 
     /// What fixed counter `index`, 0 to 3, counts: instructions, core cycles, ticks of the TSC, slots.
-    pub const fn fixed(index: usize) -> Self {
+    ///
+    /// A cycle has this number of slots.
+    pub const fn fixed(index: usize, slots: u32) -> Self {
         let event = Self::plain(match index {
             0 => EventKinds::INSTRUCTIONS,
             1 | 3 => EventKinds::CYCLES,
             _ => EventKinds::TSC_TICKS,
         });
         Self {
-            slots: index == 3,
+            slots: if index == 3 { slots } else { 0 },
             ..event
         }
     }
 
     /// What one of the events adds to a counter.
     pub(super) const fn weight(&self) -> u64 {
-        if self.slots { SLOTS } else { 1 }
+        if self.slots == 0 {
+            1
+        } else {
+            self.slots as u64
+        }
     }
 }

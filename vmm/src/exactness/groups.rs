@@ -87,7 +87,7 @@ const PAYLOADS: &[(FacilityGroup, &[&str])] = &[
 ///
 /// `demo` and `workload` assert nothing, and `hello` asserts nothing about a facility. `arming`
 /// repeats what other payloads assert. `choices` and `debugger` run with options of their own, and
-/// `generations`, `icelake` and `sapphirerapids` with processor models that only the interpreter has.
+/// `generations`, `icelake`, `sapphirerapids` and `sapphirerapids_pmu` with processor models that only the interpreter has.
 #[cfg(test)]
 const UNGROUPED: &[&str] = &[
     "arming",
@@ -98,6 +98,7 @@ const UNGROUPED: &[&str] = &[
     "hello",
     "icelake",
     "sapphirerapids",
+    "sapphirerapids_pmu",
     "workload",
 ];
 

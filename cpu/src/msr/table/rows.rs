@@ -445,7 +445,7 @@ pub const TABLE: &[MsrSpec] = {
             .run(FIXED_COUNTERS).writable(COUNTER_MASK),
         pmu_register(regs::IA32_FIXED_CTR0 + FIXED_COUNTERS, "IA32_FIXED_CTR3")
             .writable(COUNTER_MASK),
-        pmu_register(regs::MSR_PERF_METRICS, "MSR_PERF_METRICS").writable(LOW_HALF),
+        pmu_register(regs::MSR_PERF_METRICS, "MSR_PERF_METRICS"),
         M::new(regs::IA32_PERF_CAPABILITIES, "IA32_PERF_CAPABILITIES", Constant)
             .needs_any(Facilities::PERF_CAPABILITIES).reset_by(perf_capabilities).faults_on_write(),
         pmu_register(regs::IA32_FIXED_CTR_CTRL, "IA32_FIXED_CTR_CTRL")

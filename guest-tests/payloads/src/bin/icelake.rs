@@ -437,6 +437,7 @@ fn expected_metrics() -> Metrics {
         bad_speculation,
         frontend_bound: 255 - retiring - bad_speculation - backend_bound,
         backend_bound,
+        ..Metrics::default()
     }
 }
 
