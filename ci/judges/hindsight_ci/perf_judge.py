@@ -75,8 +75,10 @@ class Model(NamedTuple):
     entries: int
     # The sections whose counts are known, besides those of instructions and branches.
     counted: tuple[str, ...] = ("conditional",)
-    # Whether it has topdown metrics.
-    topdown: bool = False
+    # The slots of a cycle, of a model with topdown metrics.
+    slots: int = 0
+    # Whether it has the second level of the metrics.
+    second_level: bool = False
 
 
 MODELS = {
@@ -85,7 +87,20 @@ MODELS = {
         ("PEBS fmt4+-baseline", "Icelake events", "AnyThread deprecated", "full-width counters"),
         32,
         ("masked",),
-        True,
+        5,
+    ),
+    "sapphirerapids": Model(
+        (
+            "Architectural LBR",
+            "PEBS fmt4+-baseline",
+            "Sapphire Rapids events",
+            "AnyThread deprecated",
+            "full-width counters",
+        ),
+        32,
+        ("masked",),
+        6,
+        second_level=True,
     ),
     "cascadelake": Model(("PEBS fmt3+", "Skylake events", "full-width counters"), 32),
     "skylake": Model(("PEBS fmt3+", "Skylake events", "full-width counters"), 32),
@@ -344,25 +359,39 @@ def judge_model(output: str, program: Program, checks: Checks, name: str) -> Non
         checks.same(f"{name}: counts: {section}", numbers, expected[section])
     if name not in LENGTHENED:
         judge_number(checks, program, found)
-    if model.topdown:
-        judge_topdown(checks, program, found)
+    if model.slots:
+        judge_topdown(checks, program, found, model)
     judge_stacks(checks, program, found, model.entries)
     judge_trace(checks, program, found)
 
 
-def judge_topdown(checks: Checks, program: Program, found: Sections) -> None:
-    """The metrics add up to the slots, of which every instruction takes one to retire."""
-    numbers = known(counts(found["topdown"]), 5)
+def judge_topdown(checks: Checks, program: Program, found: Sections, model: Model) -> None:
+    """The metrics add up to the slots, of which every instruction takes one to retire.
+
+    Those of the second level are parts of the first. The program has some taken branches, and far
+    ones only where it calls the kernel.
+    """
+    numbers = known(counts(found["topdown"]), 9 if model.second_level else 5)
     passed = False
     if numbers:
-        slots, retiring, *_ = numbers
+        slots, retiring = numbers[:2]
+        first, second = numbers[1:5], numbers[5:]
         # A metric is a multiple of 1/255 of the slots.
         step = slots / 255
         passed = (
-            slots >= 5 * len(program.steps)
-            and abs(sum(numbers[1:]) - slots) <= 4
+            slots >= model.slots * len(program.steps)
+            and abs(sum(first) - slots) <= 4
             and abs(retiring - len(program.steps)) <= 2 * step
+            and all(part <= whole + 1 for part, whole in zip(second, first, strict=False))
         )
+        if second:
+            heavy, mispredicts, fetch_latency, memory_bound = second
+            passed = passed and (
+                heavy <= step
+                and mispredicts == first[1]
+                and fetch_latency > step
+                and memory_bound > 0
+            )
     checks.check("topdown metrics", passed, counts(found["topdown"]))
 
 
