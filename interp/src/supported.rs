@@ -2,6 +2,8 @@
 
 use std::arch::is_x86_feature_detected as host_has;
 
+use hindsight_regs::branch::xsave as branch_state;
+
 fn bits(list: &[u32]) -> u32 {
     list.iter().fold(0, |mask, bit| mask | 1 << bit)
 }
@@ -37,8 +39,10 @@ pub fn supported_cpuid(leaf: u32, subleaf: u32) -> [u32; 4] {
         (1, _) => [raw(1, 0)[0], 0, leaf_1_ecx(), leaf_1_edx()],
         (7, 0) => [0, leaf_7_ebx(), leaf_7_ecx(), LEAF_7_EDX],
         (0xd, 0) => [XCR0, 576, 2696, 0],
-        // XSAVEOPT, XSAVEC, XGETBV with ECX = 1.
-        (0xd, 1) => [0b111, 0, 0, 0],
+        // XSAVEOPT, XSAVEC, XGETBV with ECX = 1, XSAVES.
+        (0xd, 1) => [0b1111, 0, 1 << branch_state::COMPONENT, 0],
+        // A component of IA32_XSS.
+        (0xd, branch_state::COMPONENT) => [branch_state::BYTES, 0, 1, 0],
         (0xd, n) => COMPONENTS
             .iter()
             .find(|c| c.0 == n)

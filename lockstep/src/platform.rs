@@ -40,7 +40,13 @@ impl MsrHandler for ExitPortPlatform {
         0
     }
     fn cpuid(&self, leaf: u32, subleaf: u32) -> [u32; 4] {
-        supported_cpuid(leaf, subleaf)
+        /// CPUID.(0DH,1):EAX: XSAVES, which saves a component that hosts lack.
+        const XSAVES: u32 = 1 << 3;
+        let mut registers = supported_cpuid(leaf, subleaf);
+        if (leaf, subleaf) == (0xd, 1) {
+            registers[0] &= !XSAVES;
+        }
+        registers
     }
     fn portable_results(&self) -> bool {
         false

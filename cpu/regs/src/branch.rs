@@ -139,6 +139,14 @@ pub mod arch_info {
     pub const OTHER_BRANCH: u64 = 8;
 }
 
+/// Architectural LBR as a state component of XSAVES. SDM Vol. 1, "Architectural LBR State".
+pub mod xsave {
+    /// The component's number, a bit of IA32_XSS.
+    pub const COMPONENT: u32 = 15;
+    /// Bytes of the component: five registers, and three for each of 32 entries.
+    pub const BYTES: u32 = 8 * (5 + 3 * 32);
+}
+
 /// Largest CYC_CNT of MSR_LBR_INFO_x: core cycles since the previous record, saturating.
 pub const CYC_CNT_MAX: u64 = 0xffff;
 
@@ -182,6 +190,7 @@ mod tests {
         assert_eq!(LbrSelect::all().bits(), 0x3ff);
         assert_eq!(LbrCtl::all().bits(), 0x7f_000f);
         assert_eq!(LbrCtl::PASS.bits(), 0x7f_0006);
+        assert_eq!(xsave::BYTES, 0x328);
         assert_eq!(LbrInfo::all().bits(), 0xe000_0000_0000_0000);
     }
 }

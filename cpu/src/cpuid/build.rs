@@ -1,5 +1,6 @@
 //! The rows of the CPUID table.
 
+use hindsight_regs::branch::xsave as branch_state;
 use hindsight_regs::cpuid::{Feature, LEAF_FREQUENCY, LEAF_HYPERVISOR, LEAF_LBR, LEAF_TSC};
 use hindsight_regs::rdt;
 
@@ -45,6 +46,9 @@ const EDX7_CONTROLS: u32 = EDX7_SPEC_CTRL | Feature::MD_CLEAR.mask() | Feature::
 const XCR0_AVX: u64 = 1 << 2;
 const XCR0_AVX512: u64 = 0b111 << 5;
 const XCR0_X87_AND_SSE: u64 = 0b11;
+
+/// CPUID.(0DH,1):EAX: XSAVES and XRSTORS.
+const XSAVES: u32 = 1 << 3;
 
 /// Four bytes of an identification string, as CPUID returns them in a register.
 const fn text(bytes: &[u8; 4]) -> u32 {
@@ -278,9 +282,21 @@ impl<F: Fn(u32, u32) -> CpuidRegs> CpuidBuilder<'_, F> {
         }
         let components = u32::try_from(components).unwrap_or(0);
         self.push_sub(0xd, 0, [components, XSAVE_LEGACY, size, 0]);
-        // XSAVEOPT, XSAVEC, XGETBV with ECX = 1; no XSAVES.
-        let extended = supported(0xd, 1)[0] & self.model.features.word(FeatureWord::LeafDEax);
-        self.push_sub(0xd, 1, [extended, 0, 0, 0]);
+        // XSAVEOPT, XSAVEC, XGETBV with ECX = 1, XSAVES.
+        let mut extended = supported(0xd, 1)[0] & self.model.features.word(FeatureWord::LeafDEax);
+        // The engine must save the modelled LBR stack.
+        let [lbr, ..] = supported(0xd, branch_state::COMPONENT);
+        let mut xss = 0;
+        if lbr != 0 && self.has_architectural_lbr() && extended & XSAVES != 0 {
+            /// The component is one of IA32_XSS.
+            const SUPERVISOR: u32 = 1;
+            let regs = [branch_state::BYTES, 0, SUPERVISOR, 0];
+            self.push_sub(0xd, branch_state::COMPONENT, regs);
+            xss = 1 << branch_state::COMPONENT;
+        } else {
+            extended &= !XSAVES;
+        }
+        self.push_sub(0xd, 1, [extended, 0, xss, 0]);
     }
 
     /// `bit` if the processor has `facility`, otherwise 0.

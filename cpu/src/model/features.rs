@@ -65,6 +65,7 @@ const FEATURES: &[FeatureRow] = {
         ("md-clear", Leaf7Edx, 10), ("spec-ctrl", Leaf7Edx, 26), ("stibp", Leaf7Edx, 27),
         ("l1d-flush", Leaf7Edx, 28), ("arch-capabilities", Leaf7Edx, 29), ("ssbd", Leaf7Edx, 31),
         ("xsaveopt", LeafDEax, 0), ("xsavec", LeafDEax, 1), ("xgetbv1", LeafDEax, 2),
+        ("xsaves", LeafDEax, 3),
         ("lahf", ExtendedEcx, 0), ("lzcnt", ExtendedEcx, 5), ("prefetchw", ExtendedEcx, 8),
         ("syscall", ExtendedEdx, 11), ("nx", ExtendedEdx, 20), ("pages-1g", ExtendedEdx, 26),
         ("long-mode", ExtendedEdx, 29),
@@ -101,6 +102,7 @@ const NEEDS: &[(&str, &str)] = &[
     ("xsaveopt", "xsave"),
     ("xsavec", "xsave"),
     ("xgetbv1", "xsave"),
+    ("xsaves", "xsavec"),
 ];
 
 /// A set of CPUID features.

@@ -296,6 +296,7 @@ impl ModelDefinition {
             self.add_absent(regs::IA32_LER_INFO, 0..1);
             self.add_absent(regs::IA32_LBR_CTL, 0..1);
             self.add_absent(regs::IA32_LBR_DEPTH, 0..1);
+            self.add_absent(regs::IA32_XSS, 0..1);
         }
         if lbr.depth != LBR_DEPTH {
             let mask = lbr.depth as u64 - 1;

@@ -12,6 +12,7 @@ pub(crate) mod far;
 pub(crate) mod fast;
 pub(crate) mod fused;
 pub(crate) mod io;
+mod lbr_state;
 pub(crate) mod mov;
 pub(crate) mod msr;
 pub(crate) mod muldiv;

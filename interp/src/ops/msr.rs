@@ -14,7 +14,7 @@ use hindsight_regs::msr;
 use hindsight_regs::rflags::Rflags;
 
 impl Core {
-    fn read_msr(&mut self, index: u32) -> Result<u64, Fault> {
+    pub(super) fn read_msr(&mut self, index: u32) -> Result<u64, Fault> {
         let m = &self.state.msrs;
         let value = match index {
             msr::IA32_EFER => self.state.efer,
@@ -37,7 +37,7 @@ impl Core {
         Ok(value)
     }
 
-    fn write_msr(&mut self, index: u32, v: u64) -> Done {
+    pub(super) fn write_msr(&mut self, index: u32, v: u64) -> Done {
         let address = matches!(
             index,
             msr::IA32_LSTAR
@@ -172,7 +172,10 @@ pub(crate) fn cpuid(c: &mut Core, _: &Op) -> Done {
         }
         (7, 0) => v[2] = (v[2] & !(1 << 4)) | if c.cr4(Cr4::PKE) { 1 << 4 } else { 0 },
         (0xd, 0) => v[1] = c.xsave_size(c.state.xcr0, false),
-        (0xd, 1) if v[0] & 2 != 0 => v[1] = c.xsave_size(c.state.xcr0, true),
+        (0xd, 1) if v[0] & 2 != 0 => {
+            let supervisor = if v[0] & 8 != 0 { c.xss() } else { 0 };
+            v[1] = c.xsave_size(c.state.xcr0 | supervisor, true);
+        }
         _ => {}
     }
     for (reg, v) in [Reg::Rax, Reg::Rbx, Reg::Rcx, Reg::Rdx].into_iter().zip(v) {

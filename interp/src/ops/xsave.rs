@@ -4,6 +4,7 @@
 //! Outside of 64-bit mode these instructions neither store, load nor initialize registers 8 to 31.
 
 #![expect(clippy::cast_possible_truncation, reason = "fields of the areas")]
+use super::lbr_state::{LBR, LbrState};
 use super::{Done, general, load, store};
 use crate::core::{Core, Handler, Op};
 use crate::fault::Fault;
@@ -228,9 +229,11 @@ impl Core {
         Ok(())
     }
 
-    fn rfbm(&self) -> u64 {
+    /// Returns the components that the instruction can access, of those in EDX:EAX, and all.
+    fn rfbm(&mut self, supervisor: bool) -> (u64, u64) {
         let v = (self.regs.get(Reg::Rdx) << 32) | (self.regs.get(Reg::Rax) & 0xffff_ffff);
-        v & self.state.xcr0
+        let enabled = self.state.xcr0 | if supervisor { self.xss() } else { 0 };
+        (v & enabled, enabled)
     }
 
     /// Reads the area from `lin` in pieces of at most a page.
@@ -281,8 +284,16 @@ fn xsave<const KIND: u8, const WIDE: bool>(c: &mut Core, o: &Op) -> Done {
     check_alignment(lin, LINE as u64)?;
     // The area may wrap round behind its first bytes: these fault first.
     c.probe_write(lin, LINE)?;
-    let mask = c.rfbm();
-    let used = c.xinuse() & mask;
+    let (mask, _) = c.rfbm(KIND == Save::SUPERVISOR);
+    let mut used = c.xinuse() & mask;
+    let mut lbr = Vec::new();
+    if mask & LBR != 0 {
+        let state = c.lbr_state()?;
+        if !state.is_initial() {
+            used |= LBR;
+            lbr = state.bytes();
+        }
+    }
     let compacted = KIND >= Save::COMPACTED;
     let saved = if KIND == Save::PLAIN { mask } else { used };
     let parts = c.layout(saved, compacted.then_some(mask));
@@ -301,7 +312,11 @@ fn xsave<const KIND: u8, const WIDE: bool>(c: &mut Core, o: &Op) -> Done {
     c.write_legacy(lin, saved, mxcsr, WIDE)?;
     for part in parts {
         let mut data = vec![0; part.len];
-        c.vec.write_component(part.bit, &mut data);
+        if part.bit == LBR {
+            data = std::mem::take(&mut lbr);
+        } else {
+            c.vec.write_component(part.bit, &mut data);
+        }
         c.write_area(lin.wrapping_add(part.offset), &data)?;
     }
     let header = lin.wrapping_add(512);
@@ -323,7 +338,14 @@ struct Header {
 
 impl Core {
     /// Checks the header in the first bytes of an area. `supervisor`: for XRSTORS.
-    fn check_header(&mut self, area: &[u8], supervisor: bool) -> Result<Header, Fault> {
+    ///
+    /// `enabled` are the components that the instruction can access.
+    fn check_header(
+        &mut self,
+        area: &[u8],
+        supervisor: bool,
+        enabled: u64,
+    ) -> Result<Header, Fault> {
         let field = |at: usize| area[at..at + 8].try_into().map_or(0, u64::from_le_bytes);
         let (present, compact) = (field(512), field(520));
         let compacted = compact & COMPACTED != 0;
@@ -335,7 +357,7 @@ impl Core {
         let known = if compacted {
             compact & !COMPACTED
         } else {
-            self.state.xcr0
+            enabled
         };
         // CPUID.(0DH,1):EAX[1]: XSAVEC and the compacted form of XRSTOR.
         let refused = compacted && self.platform().cpuid(0xd, 1)[0] & 2 == 0;
@@ -343,7 +365,7 @@ impl Core {
             || refused
             || (supervisor && !compacted)
             || present & !known != 0
-            || known & !self.state.xcr0 != 0
+            || known & !enabled != 0
         {
             return Err(Fault::GP);
         }
@@ -359,13 +381,13 @@ fn xrstor<const WIDE: bool, const SUPERVISOR: bool>(c: &mut Core, o: &Op) -> Don
     c.xsave_check(SUPERVISOR)?;
     let lin = super::src(c, o, 1)?;
     check_alignment(lin, LINE as u64)?;
-    let mask = c.rfbm();
+    let (mask, enabled) = c.rfbm(SUPERVISOR);
     let mut area = vec![0; HEADER_END];
     // The area may wrap round behind its first bytes: these fault first.
     c.read_area(lin, &mut area[..LINE])?;
     super::src(c, o, HEADER_END)?;
     c.read_area(lin.wrapping_add(LINE as u64), &mut area[LINE..])?;
-    let Header { present, compacted } = c.check_header(&area, SUPERVISOR)?;
+    let Header { present, compacted } = c.check_header(&area, SUPERVISOR, enabled)?;
     let loaded = mask & present;
     let loads_mxcsr = match compacted {
         Some(_) => loaded & SSE != 0,
@@ -379,11 +401,19 @@ fn xrstor<const WIDE: bool, const SUPERVISOR: bool>(c: &mut Core, o: &Op) -> Don
         c.vec.mxcsr
     };
     let mut data = Vec::new();
+    let mut lbr = None;
     for part in c.layout(loaded, compacted) {
         super::src(c, o, part.offset as usize + part.len)?;
         let mut bytes = vec![0; part.len];
         c.read_area(lin.wrapping_add(part.offset), &mut bytes)?;
-        data.push((part.bit, bytes));
+        if part.bit == LBR {
+            lbr = Some(LbrState::from_bytes(&bytes)?);
+        } else {
+            data.push((part.bit, bytes));
+        }
+    }
+    if mask & LBR != 0 {
+        c.set_lbr_state(lbr)?;
     }
     let bank = c.bank();
     let pkru = c.vec.pkru;

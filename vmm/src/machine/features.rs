@@ -2,6 +2,7 @@
 
 use hindsight_cpu::cpuid::{CpuModel, CpuidRegs};
 use hindsight_cpu::facility::Facilities;
+use hindsight_regs::branch::xsave as branch_state;
 use hindsight_regs::cpuid::Feature;
 
 use crate::kvm;
@@ -81,6 +82,8 @@ fn intersection(leaf: u32, subleaf: u32, kvm: CpuidRegs, interp: CpuidRegs) -> C
             }
         }
         (0xd, 0) => both[0] &= interp[0],
+        // KVM's XSAVES would save the host's LBR stack, and not the modelled one.
+        (0xd, branch_state::COMPONENT) => both = [0; 4],
         // The interpreter reports length 0 for a component that it lacks.
         (0xd, _) if interp[0] == 0 => both = [0; 4],
         (0x8000_0008, _) => {
@@ -128,6 +131,14 @@ mod tests {
         let [eax, rest @ ..] = limited(ADDRESS_SIZES, 0);
         assert_eq!((eax >> 8, rest), (0x30, [1, 2, 3]));
         eax & 0xff
+    }
+
+    #[test]
+    fn xsaves_of_the_host_does_not_save_the_modelled_lbr_stack() {
+        let host = [branch_state::BYTES, 0, 1, 0];
+        let both = intersection(0xd, branch_state::COMPONENT, host, host);
+        assert_eq!(both, [0; 4]);
+        assert_eq!(intersection(0xd, 9, [8, 2688, 0, 0], host), [8, 2688, 0, 0]);
     }
 
     #[test]

@@ -93,6 +93,7 @@ fn registers_of_later_generations_fault() {
             (regs::MSR_LASTBRANCH_TOS, !architectural),
             (regs::IA32_LBR_CTL, architectural),
             (regs::IA32_LBR_DEPTH, architectural),
+            (regs::IA32_XSS, architectural),
             (regs::IA32_LER_INFO, architectural),
             (regs::IA32_LBR_0_INFO + 31, architectural),
             (regs::IA32_LBR_0_FROM_IP, architectural),

@@ -1,5 +1,6 @@
 //! The rows of the table, by index.
 
+use hindsight_regs::branch::xsave as branch_state;
 use hindsight_regs::branch::{CYC_CNT_MAX, LBR_DEPTH, LBR_TOS_MASK, LbrCtl, LbrInfo, LbrSelect};
 use hindsight_regs::capabilities::{ArchCapabilities, MiscEnable};
 use hindsight_regs::cpuid::Feature;
@@ -497,6 +498,8 @@ pub const TABLE: &[MsrSpec] = {
             .run(rdt::L2_COS).needs(Facilities::L2CAT).writable(rdt::full_mask(rdt::L2_MASK_BITS)),
         M::new(regs::IA32_L2_QOS_EXT_BW_THRTL_0, "IA32_L2_QoS_Ext_BW_Thrtl_n", Rdt)
             .run(rdt::MBA_COS).needs(Facilities::MBA).writable(0xffff),
+        M::new(regs::IA32_XSS, "IA32_XSS", Stored)
+            .needs(Facilities::LBR).writable(1 << branch_state::COMPONENT),
         lbr_register(regs::MSR_LBR_INFO_0, "MSR_LBR_INFO_x")
             .run(LBR_ENTRIES).writable(LbrInfo::all().bits() | CYC_CNT_MAX),
         lbr_register(regs::IA32_LBR_0_INFO, "IA32_LBR_x_INFO").run(LBR_ENTRIES),

@@ -1,13 +1,17 @@
-//! What Sapphire Rapids adds: architectural LBR.
+//! What Sapphire Rapids adds: architectural LBR, and XSAVES of it.
 
 #![no_std]
 #![no_main]
 
+use core::arch::asm;
+
+use hindsight_guest::catch::catch;
 use hindsight_guest::insn::{self, cpuid};
 use hindsight_guest::msr::{self, GP};
 use hindsight_guest::prelude::*;
-use hindsight_guest::regs::branch::{CYC_CNT_MAX, LbrCtl, LbrInfo, arch_info};
+use hindsight_guest::regs::branch::{CYC_CNT_MAX, LbrCtl, LbrInfo, arch_info, xsave};
 use hindsight_guest::regs::cpuid::{Feature, LEAF_LBR};
+use hindsight_guest::regs::cr::Cr4;
 use hindsight_guest::regs::dr::Dr6;
 use hindsight_guest::regs::msr as reg;
 use hindsight_guest::regs::pmu::global;
@@ -440,6 +444,153 @@ case! {
         msr::write(reg::IA32_LBR_CTL, 0);
         check!(entry(0).0.1 != target && target != late, "the stack records again");
         pmu::reset();
+        clear(DEPTH);
+    }
+}
+
+/// An XSAVE area: the header is at word 64, and a lone component at word 72.
+#[repr(C, align(64))]
+struct XsaveArea([u64; 72 + xsave::BYTES as usize / 8]);
+
+/// Words of the header: XSTATE_BV and XCOMP_BV.
+const XSTATE_BV: usize = 64;
+const XCOMP_BV: usize = 65;
+/// The first word of the component: IA32_LBR_CTL.
+const COMPONENT: usize = 72;
+/// The component's bit in IA32_XSS.
+const COMPONENT_BIT: u64 = 1 << xsave::COMPONENT;
+/// The component alone, in EAX.
+const COMPONENT_MASK: u32 = 1 << xsave::COMPONENT;
+
+impl XsaveArea {
+    /// An area whose header is 0, and nothing else.
+    fn new() -> Self {
+        let mut words = [0x5a5a_5a5a_5a5a_5a5a; 72 + xsave::BYTES as usize / 8];
+        words[XSTATE_BV..COMPONENT].fill(0);
+        Self(words)
+    }
+
+    /// XSAVES of architectural LBR.
+    fn save(&mut self) {
+        // SAFETY: the area has room for the component.
+        unsafe {
+            asm!("xsaves64 [{0}]", in(reg) &raw mut self.0, in("eax") COMPONENT_MASK, in("edx") 0);
+        }
+    }
+
+    /// XRSTORS of architectural LBR. Returns the vector of an exception.
+    fn restore(&self) -> Option<u8> {
+        // SAFETY: it changes nothing but the LBR MSRs.
+        let fault = catch(|| unsafe {
+            asm!("xrstors64 [{0}]", in(reg) &raw const self.0, in("eax") COMPONENT_MASK, in("edx") 0);
+        });
+        fault.map(|exception| exception.code().0)
+    }
+}
+
+case! {
+    name: "xsaves", cpl: [0], rules: ["GEN-37", "GEN-38"], needs: ["msr-exit"], cpu: "sapphirerapids",
+    about: "XSAVES and XRSTORS move architectural LBR as component 15",
+    fn body(ctx) {
+        need_sapphire_rapids!(ctx);
+        if cpuid(0xd, 1).eax & 1 << 3 == 0 {
+            skip!(ctx, "KVM has no XSAVES of the modelled LBR stack");
+        }
+        insn::write_cr4(insn::read_cr4() | Cr4::OSXSAVE.bits());
+        check_eq!(cpuid(0xd, 1).ecx, 1 << xsave::COMPONENT, "CPUID.(0DH,1):ECX");
+        let leaf = cpuid(0xd, xsave::COMPONENT);
+        check_eq!((leaf.eax, leaf.ebx), (xsave::BYTES, 0), "CPUID.(0DH,15):EAX, EBX");
+        check_eq!((leaf.ecx, leaf.edx), (1, 0), "CPUID.(0DH,15):ECX, EDX");
+        for bit in [0, 8, 14, 16, 63] {
+            check_eq!(msr::write_safe(reg::IA32_XSS, 1 << bit), Err(GP), "a reserved bit of IA32_XSS");
+        }
+        let without = cpuid(0xd, 1).ebx;
+        msr::write(reg::IA32_XSS, COMPONENT_BIT);
+        check_eq!(cpuid(0xd, 1).ebx, without + xsave::BYTES, "bytes of all components");
+
+        clear(DEPTH);
+        let mut area = XsaveArea::new();
+        area.save();
+        check_eq!(area.0[XSTATE_BV], 0, "XSTATE_BV of the initial configuration");
+        for n in 0..DEPTH {
+            msr::write(reg::IA32_LBR_0_FROM_IP + n, u64::from(0x1000 + n));
+            msr::write(reg::IA32_LBR_0_TO_IP + n, u64::from(0x2000 + n));
+            msr::write(reg::IA32_LBR_0_INFO + n, u64::from(0x3000 + n));
+        }
+        msr::write(reg::MSR_LER_FROM_LIP, 0x4000);
+        msr::write(reg::IA32_LER_INFO, 0x5000);
+        msr::write(reg::IA32_LBR_CTL, CALL_STACK & !LbrCtl::ENABLE.bits());
+        area.save();
+        check_eq!(area.0[XSTATE_BV], COMPONENT_BIT, "XSTATE_BV");
+        check_eq!(area.0[XCOMP_BV], 1 << 63 | COMPONENT_BIT, "XCOMP_BV");
+        let words = &area.0[COMPONENT..];
+        check_eq!((words[0], words[1]), (CALL_STACK & !1, u64::from(DEPTH)), "IA32_LBR_CTL and IA32_LBR_DEPTH");
+        check_eq!(((words[2], words[3]), words[4]), ((0x4000, 0), 0x5000), "the last event record");
+        for (n, found) in (0..).zip(words[5..].chunks_exact(3)) {
+            let expected = ((0x1000 + n, 0x2000 + n), 0x3000 + n);
+            check_eq!(((found[0], found[1]), found[2]), expected, "an entry in memory");
+        }
+
+        clear(DEPTH);
+        check_eq!(area.restore(), None, "exception");
+        check_eq!(entry(31), ((0x101f, 0x201f), 0x301f), "the last entry");
+        check_eq!(msr::read(reg::IA32_LBR_CTL), CALL_STACK & !1, "IA32_LBR_CTL");
+        check_eq!(msr::read(reg::IA32_LER_INFO), 0x5000, "IA32_LER_INFO");
+
+        // Another depth clears the entries.
+        msr::write(reg::IA32_LBR_DEPTH, 8);
+        check_eq!(area.restore(), None, "exception");
+        check_eq!((entry(0), entry(7)), (EMPTY, EMPTY), "entries of another depth");
+        check_eq!(msr::read(reg::IA32_LBR_DEPTH), 8, "IA32_LBR_DEPTH");
+        clear(DEPTH);
+
+        area.0[COMPONENT] |= 1 << 4;
+        check_eq!(area.restore(), Some(13), "a reserved bit of IA32_LBR_CTL");
+        area.0[COMPONENT] &= !(1 << 4);
+        area.0[COMPONENT + 5] = 1 << 47;
+        check_eq!(area.restore(), None, "exception");
+        check_eq!(entry(0).0.0, 0xffff_8000_0000_0000, "an address that is not canonical");
+        area.0[XSTATE_BV] = 0;
+        check_eq!(area.restore(), None, "exception");
+        check_eq!((entry(0), msr::read(reg::IA32_LBR_CTL)), (EMPTY, 0), "the initial configuration");
+
+        msr::write(reg::IA32_XSS, 0);
+        check_eq!(area.restore(), Some(13), "a component that is not enabled");
+        clear(DEPTH);
+    }
+}
+
+case! {
+    name: "xrstors_records", cpl: [0], rules: ["GEN-37", "GEN-38"], needs: ["msr-exit"], cpu: "sapphirerapids",
+    about: "XRSTORS can start the stack, and XSAVES leaves it on",
+    fn body(ctx) {
+        need_sapphire_rapids!(ctx);
+        if cpuid(0xd, 1).eax & 1 << 3 == 0 {
+            skip!(ctx, "KVM has no XSAVES of the modelled LBR stack");
+        }
+        insn::write_cr4(insn::read_cr4() | Cr4::OSXSAVE.bits());
+        msr::write(reg::IA32_XSS, COMPONENT_BIT);
+        clear(DEPTH);
+        let mut area = XsaveArea::new();
+        msr::write(reg::IA32_LBR_CTL, LbrCtl::PASS.bits());
+        area.save();
+        area.0[COMPONENT] |= LbrCtl::ENABLE.bits();
+        let (from, to): (u64, u64);
+        // SAFETY: the area has the component.
+        unsafe {
+            asm!(
+                "xrstors64 [{area}]", "2: jmp 3f", "nop", "3: xsaves64 [{area}]",
+                "lea {from}, [rip + 2b]", "lea {to}, [rip + 3b]",
+                area = in(reg) &raw mut area.0, from = out(reg) from, to = out(reg) to,
+                in("eax") COMPONENT_MASK, in("edx") 0,
+            );
+        }
+        let control = msr::read(reg::IA32_LBR_CTL);
+        msr::write(reg::IA32_LBR_CTL, 0);
+        check_eq!(control, ALL, "IA32_LBR_CTL");
+        check_eq!((area.0[COMPONENT + 5], area.0[COMPONENT + 6]), (from, to), "the newest entry in memory");
+        check_eq!(area.0[COMPONENT + 8], 0, "the entry before it");
+        msr::write(reg::IA32_XSS, 0);
         clear(DEPTH);
     }
 }
