@@ -242,7 +242,7 @@ fn linux_is_entered_in_long_mode_with_boot_parameters() {
 fn wrong_protocol_is_rejected_with_a_reason() {
     let flat = code(32, flat);
     let elf = ElfImage::new(false, LOAD_ADDRESS, &code(32, start_info)).build();
-    let rows: [(&[u8], &str, &str); 8] = [
+    let rows: [(&[u8], &str, &str); 9] = [
         (&flat, "elf", "the image is not ELF"),
         (&flat, "pvh", "the image is not ELF"),
         (&flat, "multiboot", "no multiboot header"),
@@ -250,7 +250,8 @@ fn wrong_protocol_is_rejected_with_a_reason() {
         (&elf, "pvh", "has no PVH note"),
         (&elf, "multiboot", "no multiboot header"),
         (&elf, "linux", "has no boot header"),
-        (&elf, "multiboot2", "invalid value 'multiboot2'"),
+        (&elf, "multiboot2", "no multiboot 2 header"),
+        (&elf, "multiboot3", "invalid value 'multiboot3'"),
     ];
     let folder = folder();
     for (image, protocol, reason) in rows {
