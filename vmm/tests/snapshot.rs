@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hindsight_cpu::cpuid::CpuModel;
 use hindsight_devices::flash::{FLASH_BLOCK, Flash};
-use hindsight_vmm::boot::{LoadRequest, Protocol};
+use hindsight_vmm::boot::{EntryMode, LoadRequest, Protocol};
 use hindsight_vmm::deterministic::{CheckpointLimits, Timeline};
 use hindsight_vmm::deterministic::{DeterministicMachine, RunStop, StopHandle};
 use hindsight_vmm::harness::BUILTIN_PAYLOADS;
@@ -288,6 +288,24 @@ fn watchdog(stop_handle: StopHandle) -> Arc<AtomicBool> {
         }
     });
     done
+}
+
+#[test]
+fn stop_interrupts_a_repeated_instruction() {
+    // mov edi, 0xc0000000, where no device is; mov ecx, -1; rep stosb
+    let request = LoadRequest {
+        image: &[0xbf, 0, 0, 0, 0xc0, 0x83, 0xc9, 0xff, 0xf3, 0xaa],
+        protocol: Some(Protocol::Flat),
+        mode: Some(EntryMode::Protected),
+        ..LoadRequest::default()
+    };
+    let mut machine = build(&request, 16 << 20, 1, 0);
+    let done = watchdog(machine.stop_handle());
+    let start = std::time::Instant::now();
+    assert_eq!(machine.run_to(1000), RunStop::Interrupted);
+    done.store(true, Ordering::SeqCst);
+    assert!(start.elapsed() < Duration::from_secs(60));
+    assert_eq!(machine.icount(), 2, "the instruction has not retired");
 }
 
 #[test]

@@ -109,7 +109,7 @@ impl DeterministicMachine {
                 return RunStop::Ended;
             };
             let cpu = *turn;
-            match vcpu.run_turn(used, icount - now) {
+            match vcpu.run_turn(used, icount - now, &self.stop_handle) {
                 TurnEnd::Hit(hit) => return RunStop::Hit { cpu, hit },
                 TurnEnd::Limit => return RunStop::Reached,
                 TurnEnd::Delivered => return RunStop::Delivered { cpu },

@@ -8,6 +8,7 @@ use hindsight_cpu::pmu::{EventKind, Ring};
 use hindsight_cpu::state::CpuState;
 use hindsight_interp::{Exit, InterruptSource, RetiredCounts};
 
+use super::stop::StopHandle;
 use crate::state::{RestoreError, RunLogState, VcpuState};
 use crate::vcpu::board::Board;
 use crate::vcpu::crash::CrashCause;
@@ -77,7 +78,9 @@ impl InterpVcpu {
     ///
     /// The limit must not change the run, wherever it interrupts a turn. So everything that logs
     /// events or changes the platform comes after the check of the limit.
-    pub(super) fn run_turn(&mut self, used: &mut u64, limit: u64) -> TurnEnd {
+    ///
+    /// `stop` ends a turn only within a repeated instruction, which can have 2^64 iterations.
+    pub(super) fn run_turn(&mut self, used: &mut u64, limit: u64, stop: &StopHandle) -> TurnEnd {
         let board = self.platform.model.board.clone();
         let first = self.retired();
         let mut halted = false;
@@ -118,9 +121,11 @@ impl InterpVcpu {
             }
             let before = self.retired();
             let exit = self.run_until(&board, left.min(allowed));
-            *used += self.retired().wrapping_sub(before);
+            let retired = self.retired().wrapping_sub(before);
+            *used += retired;
             match exit {
                 Exit::Halted => halted = true,
+                Exit::Budget if retired == 0 && stop.take() => return TurnEnd::Paused,
                 Exit::Budget | Exit::Kicked | Exit::Leave => {}
                 Exit::Stepped => return TurnEnd::Delivered,
                 Exit::Stop(hit) => return TurnEnd::Hit(hit),
