@@ -315,10 +315,12 @@ impl Core {
                     platform.count_branches(ring, class, count);
                 }
             }
-            platform.counted_branches();
         }
+        // The counters are brought up to date once, with all branches: an overflow can freeze them.
         if count != 0 {
             platform.branches(cs_base, branches.emptied(count));
+        } else if counts.is_some() {
+            platform.counted_branches();
         }
         count != 0 || counts.is_some()
     }

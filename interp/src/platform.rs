@@ -237,7 +237,8 @@ pub trait Observer {
     ///
     /// Called if [`Observe::counted`] allows that. The default implementation ignores it.
     fn count_branches(&mut self, _ring: Ring, _class: BranchClass, _count: u64) {}
-    /// Ends the reports of [`Observer::count_branches`]: the counters can be brought up to date.
+    /// Ends the reports of [`Observer::count_branches`], unless [`Observer::branches`] does: the
+    /// counters can be brought up to date.
     fn counted_branches(&mut self) {}
     /// Reports that an event was delivered, or that its delivery faulted.
     ///

@@ -132,13 +132,16 @@ impl Msrs {
         if !needs.contains(PmuNeeds::BRANCHES) {
             return observe;
         }
-        let least = self.pmu.limits().branches.least();
+        let least = match self.pmu.limits().branches.least() {
+            u64::MAX => 0,
+            least => u32::try_from(least).unwrap_or(u32::MAX),
+        };
         Observe {
             branches: true,
             newest: 0,
             counted: !observe.branches && !self.needs_predictor() && observe.bts.is_none(),
             not_taken: observe.not_taken || needs.contains(PmuNeeds::NOT_TAKEN),
-            every: match (observe.every, u32::try_from(least).unwrap_or(0)) {
+            every: match (observe.every, least) {
                 (0, every) | (every, 0) => every,
                 (one, other) => one.min(other),
             },

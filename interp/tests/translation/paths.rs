@@ -134,3 +134,34 @@ fn counter_of_branches_overflows_at_the_same_instruction() {
         }
     }
 }
+
+#[test]
+fn overflow_of_instructions_freezes_a_counter_of_branches_with_all_of_them() {
+    // l: call f; rdtsc; jmp m; m: dec ecx; jnz l; hlt; f: ret. No unit has RDTSC.
+    let code = [
+        0xe8, 9, 0, 0, 0, 0x0f, 0x31, 0xeb, 0, 0xff, 0xc9, 0x75, 0xf3, 0xf4, 0xc3,
+    ];
+    let mut state = CpuState::long_mode(0x1000, CODE, STACK);
+    state.gpr[1] = 2000;
+    for before in [3000, 3001, 3002, 5003, 8000, 9005] {
+        let msrs = [
+            (msr::IA32_FIXED_CTR_CTRL, 0xb),
+            (msr::IA32_FIXED_CTR0, (1 << 48) - before),
+            (msr::IA32_PERFEVTSEL0, 0x43_00c4),
+            (msr::IA32_PERF_GLOBAL_CTRL, 1 << 32 | 1),
+            (msr::IA32_DEBUGCTL, DebugCtl::FREEZE_PERFMON_ON_PMI.bits()),
+        ];
+        let results = [u64::MAX, 2, 3, 7].map(|after_runs| {
+            let (mut vcpu, mut platform, _) = machine(&code, &state, RING_ALONE, after_runs);
+            for (index, value) in msrs {
+                assert!(platform.wrmsr(index, value).is_ok());
+            }
+            assert_eq!(vcpu.run(&mut platform, 10_000_000), Exit::Halted);
+            [msr::IA32_PMC0, msr::IA32_FIXED_CTR0].map(|index| platform.rdmsr(index))
+        });
+        assert!(
+            results.iter().all(|r| r == &results[0]),
+            "{before}: {results:?}"
+        );
+    }
+}
