@@ -376,7 +376,7 @@ proptest! {
         let buses = FuzzBuses::new();
         for access in &accesses {
             let read = run(&buses, access);
-            if let FuzzAccess::In(0x100..=0x1c8 | 0x1d1..=0x3b0 | 0x3e0..=0x3f0, 1 | 2 | 4) = access {
+            if let FuzzAccess::In(0x100..=0x1c8 | 0x1d2..=0x3b0 | 0x3e0..=0x3f0, 1 | 2 | 4) = access {
                 prop_assert!(read.iter().all(|&byte| byte == 0xff));
             }
         }

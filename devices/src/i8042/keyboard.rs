@@ -85,9 +85,11 @@ impl Default for KeyboardState {
 
 impl KeyboardState {
     /// Whether a keyboard can have this state.
-    pub(super) fn is_valid(&self) -> bool {
+    ///
+    /// `given`: the controller has a byte of the keyboard that the guest has not read.
+    pub(super) fn is_valid(&self, given: bool) -> bool {
         matches!(self.set, 1 | 2)
-            && self.answers.len() <= ANSWERS_MAX + 1
+            && self.answers.len() + usize::from(given) <= ANSWERS_MAX + 1
             && self.codes.len() <= CODES_MAX
     }
 
@@ -99,6 +101,11 @@ impl KeyboardState {
             .or_else(|| self.codes.pop_front())?;
         self.last = byte;
         Some(byte)
+    }
+
+    /// The byte that the controller took last.
+    pub(super) const fn last(&self) -> u8 {
+        self.last
     }
 
     /// Takes back a byte that the guest has not read.
@@ -306,7 +313,7 @@ mod tests {
         for _ in 0..1000 {
             keyboard.write(0xf2, false);
         }
-        assert!(keyboard.is_valid());
+        assert!(keyboard.is_valid(false));
         assert_eq!(keyboard.codes.len() % 2, 0);
     }
 }

@@ -138,7 +138,9 @@ impl I8042 {
     /// # Errors
     /// The keyboard's state is impossible, or only one of the two states has a keyboard.
     pub fn restore(&mut self, state: &I8042State) -> Result<(), I8042Error> {
-        let valid = state.keyboard.as_ref().is_none_or(KeyboardState::is_valid);
+        let given = state.from_keyboard && state.output.is_some();
+        let keyboard = state.keyboard.as_ref();
+        let valid = keyboard.is_none_or(|keyboard| keyboard.is_valid(given));
         if !valid || state.keyboard.is_some() != self.state.keyboard.is_some() {
             return Err(I8042Error);
         }
@@ -207,7 +209,9 @@ impl I8042 {
         let byte = self.state.output.take();
         self.drive();
         self.fill();
-        byte.unwrap_or(0)
+        // The register keeps what was read last.
+        let last = || Some(self.state.keyboard.as_ref()?.last());
+        byte.or_else(last).unwrap_or(0)
     }
 
     fn respond(&mut self, byte: u8) {

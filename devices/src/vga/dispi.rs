@@ -9,7 +9,7 @@ use super::memory::{VIDEO_MEMORY_BLOCKS, VIDEO_MEMORY_LEN};
 /// First port: the index register. The data register follows, at 1CFH and 1D0H.
 pub const DISPI_PORT: u16 = 0x1ce;
 /// Number of ports.
-pub const DISPI_PORTS: u16 = 3;
+pub const DISPI_PORTS: u16 = 4;
 
 /// Numbers of registers.
 const ID: usize = 0;
