@@ -148,7 +148,7 @@ pub enum BootError {
     Multiboot2Tag(u16),
     #[error("the multiboot 2 header's tag {0} is too short")]
     Multiboot2ShortTag(u16),
-    #[error("the multiboot 2 header requires information of type {0}, which this machine lacks")]
+    #[error("the multiboot 2 header requires information of type {0}, which is unknown")]
     Multiboot2Information(u32),
     #[error("the multiboot 2 header requires a screen: --display adds one")]
     Multiboot2Display,

@@ -60,6 +60,8 @@ mod info_tag {
     pub(super) const ELF_SECTIONS: u32 = 9;
     pub(super) const RSDP_OLD: u32 = 14;
     pub(super) const RSDP_NEW: u32 = 15;
+    /// The last type of the specification: the base address of the loaded image.
+    pub(super) const LAST: u32 = 21;
 }
 
 /// The RSDP: 20 bytes in version 1 of ACPI, 36 since.
@@ -155,9 +157,10 @@ impl HeaderTags {
         match kind {
             header_tag::INFORMATION_REQUEST if !optional => {
                 let words = content.chunks_exact(4).filter_map(|bytes| u32_at(bytes, 0));
-                let missing = |&kind: &u32| !is_available(kind, request);
-                let missing = words.into_iter().find(missing);
-                missing.map_or(Ok(()), |kind| Err(BootError::Multiboot2Information(kind)))
+                let mut unknown = words.filter(|&kind| !is_known(kind));
+                unknown
+                    .next()
+                    .map_or(Ok(()), |kind| Err(BootError::Multiboot2Information(kind)))
             }
             header_tag::ADDRESS => {
                 self.addresses = Some([word(0)?, word(1)?, word(2)?, word(3)?]);
@@ -187,20 +190,11 @@ impl HeaderTags {
     }
 }
 
-/// Whether the information has tags of a type, if there is anything to say in them.
-const fn is_available(kind: u32, request: &LoadRequest<'_>) -> bool {
-    match kind {
-        info_tag::CMDLINE
-        | info_tag::LOADER_NAME
-        | info_tag::MODULE
-        | info_tag::MEMORY
-        | info_tag::MEMORY_MAP
-        | info_tag::ELF_SECTIONS
-        | info_tag::RSDP_OLD
-        | info_tag::RSDP_NEW => true,
-        info_tag::FRAMEBUFFER => request.text_screen,
-        _ => false,
-    }
+/// Whether the specification has an information tag of a type.
+///
+/// An image that requires one boots without it if this machine has nothing to say in it.
+const fn is_known(kind: u32) -> bool {
+    kind <= info_tag::LAST
 }
 
 /// Places a multiboot 2 image.

@@ -88,8 +88,8 @@ fn screen_is_a_framebuffer_of_text() {
 fn required_tags_that_are_missing_are_refused_and_optional_ones_ignored() {
     type Tag<'a> = (u16, u16, &'a [u32]);
     let rows: [(Tag<'_>, &str); 7] = [
-        ((1, 0, &[12]), "information of type 12"),
-        ((1, 0, &[8]), "information of type 8"),
+        ((1, 0, &[4, 22]), "information of type 22"),
+        ((1, 0, &[u32::MAX]), "information of type 4294967295"),
         ((4, 0, &[1]), "--display"),
         ((5, 0, &[0, 0, 0]), "--display"),
         ((7, 0, &[]), "tag 7"),
@@ -104,6 +104,8 @@ fn required_tags_that_are_missing_are_refused_and_optional_ones_ignored() {
     for (kind, words) in [(1, &[12_u32][..]), (5, &[0, 0, 0]), (7, &[]), (99, &[1])] {
         boot(&image(&elf_image(&[(kind, 1, words)])));
     }
+    // Known information that this machine does not have.
+    boot(&image(&elf_image(&[(1, 0, &[5, 8, 12])])));
 }
 
 #[test]
