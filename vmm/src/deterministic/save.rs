@@ -83,8 +83,10 @@ impl DeterministicMachine {
         if let Some((_, part)) = parts.into_iter().find(|(differs, _)| *differs) {
             return Err(RestoreError::Shape(part));
         }
-        let Schedule { turn, used, .. } = snapshot.schedule;
-        if turn >= own.cpus || used > QUANTUM {
+        let Schedule {
+            turn, used, inputs, ..
+        } = snapshot.schedule;
+        if turn >= own.cpus || used > QUANTUM || inputs > u64::MAX / 2 {
             return Err(RestoreError::Schedule);
         }
         if snapshot.ticks > MAX_TICKS {

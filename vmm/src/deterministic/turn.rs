@@ -79,7 +79,8 @@ impl InterpVcpu {
     /// The limit must not change the run, wherever it interrupts a turn. So everything that logs
     /// events or changes the platform comes after the check of the limit.
     ///
-    /// `stop` ends a turn only within a repeated instruction, which can have 2^64 iterations.
+    /// `stop` ends a turn only while no instruction retires: within a repeated instruction, which can
+    /// have 2^64 iterations, or while each exception's handler raises the next one.
     pub(super) fn run_turn(&mut self, used: &mut u64, limit: u64, stop: &StopHandle) -> TurnEnd {
         let board = self.platform.model.board.clone();
         let first = self.retired();
@@ -125,7 +126,9 @@ impl InterpVcpu {
             *used += retired;
             match exit {
                 Exit::Halted => halted = true,
-                Exit::Budget if retired == 0 && stop.take() => return TurnEnd::Paused,
+                Exit::Budget | Exit::Leave if retired == 0 && stop.take() => {
+                    return TurnEnd::Paused;
+                }
                 Exit::Budget | Exit::Kicked | Exit::Leave => {}
                 Exit::Stepped => return TurnEnd::Delivered,
                 Exit::Stop(hit) => return TurnEnd::Hit(hit),

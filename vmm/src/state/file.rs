@@ -12,7 +12,7 @@ use super::{PAGE, Pages, Snapshot};
 
 /// The first bytes of a file, with the version of its format.
 const MAGIC: &[u8; 8] = b"hindsnp1";
-/// The longest state that is read, in bytes.
+/// The longest state of a file, in bytes.
 const STATE_MAX: u64 = 256 << 20;
 
 /// Why a snapshot cannot be written or read.
@@ -27,8 +27,12 @@ pub enum SnapshotFileError {
     /// The state is no state of a machine.
     #[error("the state in the snapshot is damaged")]
     State(#[from] serde_json::Error),
-    /// A part is longer than a snapshot may be.
-    #[error("the snapshot has {0:#x} bytes of state, which is impossible")]
+    /// The state is longer than that of a file may be: what the guest wrote to disks is in it.
+    #[error(
+        "the snapshot has {} MiB of state; a file has at most {} MiB, with what the guest wrote to its disks",
+        .0 >> 20,
+        STATE_MAX >> 20
+    )]
     Size(u64),
     /// The pages are not those of a memory.
     #[error("the memory in the snapshot is damaged: {0}")]
@@ -46,15 +50,18 @@ impl Snapshot {
     ///
     /// # Errors
     ///
-    /// `out` fails.
+    /// `out` fails, or the state is too long; then nothing is written.
     pub fn write(&self, mut out: impl Write) -> Result<(), SnapshotFileError> {
-        out.write_all(MAGIC)?;
-        let mut frame = zstd::Encoder::new(BufWriter::new(out), 1)?;
-        frame.include_checksum(true)?;
         let state = serde_json::to_vec(&Self {
             memory: Pages::default(),
             ..self.clone()
         })?;
+        if state.len() as u64 > STATE_MAX {
+            return Err(SnapshotFileError::Size(state.len() as u64));
+        }
+        out.write_all(MAGIC)?;
+        let mut frame = zstd::Encoder::new(BufWriter::new(out), 1)?;
+        frame.include_checksum(true)?;
         frame.write_all(&(state.len() as u64).to_le_bytes())?;
         frame.write_all(&state)?;
         frame.write_all(&(self.memory.iter().count() as u64).to_le_bytes())?;
