@@ -3,6 +3,8 @@
 use std::fmt;
 use std::fs::File;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use hindsight_cpu::stops::{StopConditions, StopHit};
 use hindsight_devices::MachineRequest;
@@ -12,14 +14,15 @@ use hindsight_gdb::memory::LinearMemory;
 use hindsight_gdb::target::PhysicalMemory;
 use hindsight_trace::{TraceHeader, TracedImage};
 use hindsight_vmm::deterministic::{
-    CheckpointLimits, DeterministicMachine, RunStop, StopHandle, TSC_HZ, Timeline,
+    CheckpointLimits, DeterministicMachine, RunStop, TSC_HZ, Timeline,
 };
 use hindsight_vmm::memory::MachineMemory;
-use hindsight_vmm::state::Snapshot;
+use hindsight_vmm::state::{RestoreError, Snapshot};
 use hindsight_vmm::vcpu::crash::CrashCause;
 use hindsight_vmm::vcpu::run_control::{GuestEnd, Outcome};
 
 use crate::console::GuestOutput;
+use crate::poll::{Poll, StopHandle, Ticker};
 use crate::symbols::MachineSymbols;
 use crate::trace::OpenTrace;
 use crate::{Error, MachineBuilder, RegisterFile, Stop, Trace, TraceRequest, Until};
@@ -29,9 +32,6 @@ const SLICE: u64 = 1_000_000;
 
 /// The lowest address of a Linux kernel.
 const KERNEL_HALF: u64 = 1 << 63;
-
-/// Returns whether the machine must stop.
-type Poll = Box<dyn FnMut() -> bool + Send>;
 
 /// A deterministic machine that a program runs. It stands between two instructions.
 pub struct Machine {
@@ -46,6 +46,8 @@ pub struct Machine {
     image: TracedImage,
     trace: Option<OpenTrace>,
     poll: Option<Poll>,
+    /// Whether [`StopHandle::stop`] was called.
+    stopped: Arc<AtomicBool>,
     /// How the run ended, where the monitor does not hold the machine.
     ended: Option<Stop>,
 }
@@ -83,6 +85,7 @@ impl Machine {
             image,
             trace: None,
             poll: None,
+            stopped: Arc::default(),
             ended: None,
         })
     }
@@ -141,13 +144,16 @@ impl Machine {
         if !registers.set(name, value) {
             return Err(Error::Register(name.to_owned()));
         }
-        self.begin_write();
-        let set = self.timeline.machine().set_state(cpu, &registers.0);
-        set.map(drop).map_err(|source| Error::RegisterValue {
+        let refuse = |source| Error::RegisterValue {
             name: name.to_owned(),
             value,
             source,
-        })
+        };
+        let invalid = |source| refuse(RestoreError::Vcpu { cpu, source });
+        registers.0.check().map_err(invalid)?;
+        self.begin_write();
+        let set = self.timeline.machine().set_state(cpu, &registers.0);
+        set.map(drop).map_err(refuse)
     }
 
     /// Makes what follows another run: later checkpoints and input are forgotten.
@@ -301,15 +307,40 @@ impl Machine {
             return Ok(Some(Stop::TraceFull.into()));
         }
         let until = count.min(self.count().saturating_add(SLICE));
-        let stop = self.timeline.run_to(until)?;
+        let Some(stop) = self.polled(|timeline| timeline.run_to(until))? else {
+            return Ok(Some(Stop::Interrupted.into()));
+        };
         if stop != RunStop::Reached {
             return Ok(Some(self.slice_end(stop)));
         }
         if self.count() >= count {
             return Ok(Some(Stop::Count.into()));
         }
-        let interrupted = self.poll.as_mut().is_some_and(|poll| poll());
+        let interrupted = self.poll.as_mut().is_some_and(|poll| (poll.function)());
         Ok(interrupted.then(|| Stop::Interrupted.into()))
+    }
+
+    /// Calls `run`, again and again while only the ticker interrupts it, and then polls. Returns
+    /// `None` if the poll function stops it.
+    fn polled<E>(
+        &mut self,
+        mut run: impl FnMut(&mut Timeline) -> Result<RunStop, E>,
+    ) -> Result<Option<RunStop>, E> {
+        loop {
+            let running = self.poll.as_ref().map(|poll| poll.ticker.begin());
+            let stop = run(&mut self.timeline);
+            drop(running);
+            let stop = stop?;
+            if stop != RunStop::Interrupted || self.stopped.swap(false, Ordering::SeqCst) {
+                return Ok(Some(stop));
+            }
+            let Some(poll) = &mut self.poll else {
+                return Ok(Some(stop));
+            };
+            if (poll.function)() {
+                return Ok(None);
+            }
+        }
     }
 
     fn slice_end(&mut self, stop: RunStop) -> SliceEnd {
@@ -392,9 +423,10 @@ impl Machine {
         let machine = self.timeline.machine();
         machine.set_stops(&StopConditions::default());
         machine.drop_queued_input();
-        match self.timeline.go_to(count)? {
-            RunStop::Reached => Ok(Stop::Count),
-            stop => match self.slice_end(stop) {
+        match self.polled(|timeline| timeline.go_to(count))? {
+            Some(RunStop::Reached) => Ok(Stop::Count),
+            None => Ok(Stop::Interrupted),
+            Some(stop) => match self.slice_end(stop) {
                 SliceEnd::Stop(stop) => Ok(stop),
                 SliceEnd::Port => Ok(Stop::Interrupted),
             },
@@ -410,7 +442,7 @@ impl Machine {
         self.seek(self.count().saturating_sub(instructions))
     }
 
-    /// The whole state of the machine, without the contents of disks.
+    /// The whole state of the machine, with what the guest wrote to its disks.
     ///
     /// # Errors
     ///
@@ -432,10 +464,13 @@ impl Machine {
         }
         self.timeline.restart_from(snapshot)?;
         self.timeline.machine().drop_queued_input();
+        // Another kernel may run, or this one at other addresses.
+        self.symbols.forget_kernel();
+        self.searched = None;
         Ok(())
     }
 
-    /// Writes the whole state of the machine to a file, without the contents of disks.
+    /// Writes the whole state of the machine to a file, with what the guest wrote to its disks.
     ///
     /// # Errors
     ///
@@ -602,12 +637,19 @@ impl Machine {
 
     /// A handle by which another thread stops a run.
     pub fn stop_handle(&mut self) -> StopHandle {
-        self.timeline.machine().stop_handle()
+        StopHandle {
+            machine: self.timeline.machine().stop_handle(),
+            stopped: self.stopped.clone(),
+        }
     }
 
-    /// Calls `poll` about every million instructions of a run, which stops if it returns true.
+    /// Calls `poll` about ten times a second while the machine runs, and each million instructions;
+    /// the run stops if it returns true.
     pub fn set_poll(&mut self, poll: impl FnMut() -> bool + Send + 'static) {
-        self.poll = Some(Box::new(poll));
+        self.poll = Some(Poll {
+            function: Box::new(poll),
+            ticker: Ticker::start(self.timeline.machine().stop_handle()),
+        });
     }
 }
 

@@ -96,6 +96,11 @@ impl MachineSymbols {
         self.kernel.is_some()
     }
 
+    /// Drops the symbols of the kernel in guest memory.
+    pub(crate) fn forget_kernel(&mut self) {
+        self.kernel = None;
+    }
+
     /// Adds the symbols of the kernel in guest memory.
     pub(crate) fn set_kernel(&mut self, symbols: &[KernelSymbol]) {
         self.kernel = Some(SymbolTable::of_kernel(symbols));

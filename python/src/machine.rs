@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, ThreadId};
 
 use hindsight_api::{Error, Events, MachineBuilder, TraceRequest, Until};
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -14,7 +15,7 @@ use crate::stop::Stop;
 use crate::to_python;
 use crate::trace::TraceArrays;
 
-/// The whole state of a machine, without the contents of disks.
+/// The whole state of a machine, with what the guest wrote to its disks.
 #[pyclass(frozen, module = "hindsight", name = "Snapshot")]
 pub(crate) struct MachineSnapshot(hindsight_api::Snapshot);
 
@@ -44,6 +45,8 @@ pub(crate) struct Machine {
     /// Locked without the interpreter's lock only: a run takes that lock to look for signals.
     machine: Mutex<hindsight_api::Machine>,
     raised: Raised,
+    /// The thread that has locked the machine.
+    user: Mutex<Option<ThreadId>>,
 }
 
 impl Machine {
@@ -53,15 +56,30 @@ impl Machine {
         py: Python<'_>,
         action: impl FnOnce(&mut hindsight_api::Machine) -> Result<T, Error> + Send,
     ) -> PyResult<T> {
-        let result = py.detach(|| {
-            let machine = self.machine.lock();
-            action(&mut machine.unwrap_or_else(PoisonError::into_inner))
-        });
-        let raised = self.raised.lock();
-        if let Some(error) = raised.unwrap_or_else(PoisonError::into_inner).take() {
-            return Err(error);
+        let set_user = |user| *self.user.lock().unwrap_or_else(PoisonError::into_inner) = user;
+        let user = *self.user.lock().unwrap_or_else(PoisonError::into_inner);
+        if user == Some(thread::current().id()) {
+            return Err(PyRuntimeError::new_err(
+                "the machine runs: a signal handler cannot use it, but can raise an exception",
+            ));
         }
-        result.map_err(|error| to_python(&error))
+        let (result, raised) = py.detach(|| {
+            let Ok(mut machine) = self.machine.lock() else {
+                let broken = "an internal error has left the machine in an unknown state";
+                return (None, Some(PyRuntimeError::new_err(broken)));
+            };
+            set_user(Some(thread::current().id()));
+            let result = action(&mut machine);
+            set_user(None);
+            let raised = self.raised.lock();
+            let raised = raised.unwrap_or_else(PoisonError::into_inner).take();
+            (Some(result), raised)
+        });
+        match (result, raised) {
+            (Some(result), None) => result.map_err(|error| to_python(&error)),
+            (_, Some(error)) => Err(error),
+            (None, None) => Err(PyRuntimeError::new_err("the machine is unusable")),
+        }
     }
 
     /// As [`Machine::with`], for what cannot fail.
@@ -151,6 +169,7 @@ impl Machine {
         Ok(Self {
             machine: Mutex::new(machine),
             raised,
+            user: Mutex::default(),
         })
     }
 
@@ -466,7 +485,7 @@ impl Machine {
         self.with(py, |machine| machine.send(data))
     }
 
-    /// Return the whole state of the machine, without the contents of disks.
+    /// Return the whole state of the machine, with what the guest wrote to its disks.
     fn snapshot(&self, py: Python<'_>) -> PyResult<MachineSnapshot> {
         self.with(py, hindsight_api::Machine::snapshot)
             .map(MachineSnapshot)
@@ -478,7 +497,7 @@ impl Machine {
         self.with(py, |machine| machine.restore(&snapshot.0))
     }
 
-    /// Write the whole state of the machine to a file, without the contents of disks.
+    /// Write the whole state of the machine to a file, with what the guest wrote to its disks.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         self.with(py, |machine| machine.save(path))
     }

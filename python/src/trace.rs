@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use hindsight_api::{BranchClass, DataAccess, TakenBranch};
+use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
@@ -114,11 +115,16 @@ fn packed<T: Send>(
     let packed = py.detach(|| {
         let mut bytes = Vec::new();
         for record in records {
+            // The growth of a large array can fail, and must not end the process.
+            if bytes.try_reserve(BRANCH_LEN.max(ACCESS_LEN)).is_err() {
+                return Ok(None);
+            }
             pack(&mut bytes, &record.map_err(Into::into)?);
         }
-        Ok(bytes)
+        Ok(Some(bytes))
     });
-    packed.map_err(|error: hindsight_api::Error| to_python(&error))
+    let packed = packed.map_err(|error: hindsight_api::Error| to_python(&error))?;
+    packed.ok_or_else(|| PyMemoryError::new_err("the trace has too many records for this host"))
 }
 
 #[pymethods]

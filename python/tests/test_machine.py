@@ -122,6 +122,15 @@ def test_errors_are_exceptions_with_a_way_out(guests: Path) -> None:
         hindsight.Machine(guests / "absent")
 
 
+def test_signal_handler_that_uses_the_machine_gets_an_error(guests: Path) -> None:
+    echo = machine(guests, "echo")
+    signal.signal(signal.SIGALRM, lambda *_: print(echo.count))
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    with pytest.raises(RuntimeError, match="signal handler"):
+        echo.run()
+    assert echo.run_for(10).reason == "count"
+
+
 def test_keyboard_interrupt_stops_a_run_between_instructions(guests: Path) -> None:
     echo = machine(guests, "echo")
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
